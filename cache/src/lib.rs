@@ -1,0 +1,1 @@
+//! Row stores: fixed-width rows by number, two planes a row

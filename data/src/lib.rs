@@ -1,0 +1,1 @@
+//! Batches and the readers and writers that move them

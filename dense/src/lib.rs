@@ -1,0 +1,1 @@
+//! Dense towers: MLP, interactions, loss and dense optimizers

@@ -1,0 +1,1 @@
+//! Embedding tables: pooled lookup, fused backward and optimizers
