@@ -1,1 +1,105 @@
-//! Row stores: fixed-width rows by number, two planes a row
+//! Row stores: fixed-width rows by number.
+//!
+//! A row has two planes under one slot number: its weights, which every lookup reads, and its
+//! state, which only updates touch. A store knows their widths in bytes and nothing of what they
+//! mean: `tessera-embedding` owns the meaning.
+//!
+//! ```text
+//! row (u64, the table's numbering) -> slot (u64, a place in device memory)
+//! weights plane: slot * weight_bytes .. + weight_bytes
+//! state plane:   slot * state_bytes  .. + state_bytes
+//! ```
+//!
+//! Kernels address rows by slot and never by row, so that a store whose rows move between tiers
+//! can stand where [`Resident`] stands: there a slot *is* the row.
+
+mod resident;
+
+pub use resident::Resident;
+
+/// Width of a row's two planes in bytes. Rows lie one after another without padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowLayout {
+    /// Bytes of weights a row.
+    pub weight_bytes: usize,
+    /// Bytes of state a row; 0 for none.
+    pub state_bytes: usize,
+}
+
+/// One of a row's two planes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plane {
+    /// What a lookup reads.
+    Weights,
+    /// What an update keeps beside the weights.
+    State,
+}
+
+impl std::fmt::Display for Plane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Weights => "weights",
+            Self::State => "state",
+        })
+    }
+}
+
+/// Why a row store refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// A plane's size does not fit the address space.
+    #[error(
+        "row store: {rows} rows of {row_bytes} bytes of {plane} exceed the address space; \
+         use fewer rows or a smaller dim"
+    )]
+    TooLarge {
+        /// The plane.
+        plane: Plane,
+        /// Rows asked for.
+        rows: u64,
+        /// Bytes a row in that plane.
+        row_bytes: usize,
+    },
+    /// A range of rows leaves the store.
+    #[error(
+        "row store: cannot {operation} {plane} of rows {start}..{end}: the store has {rows} rows"
+    )]
+    RowsOutOfRange {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The plane.
+        plane: Plane,
+        /// First row of the range.
+        start: u64,
+        /// One past its last row.
+        end: u64,
+        /// Rows in the store.
+        rows: u64,
+    },
+    /// The bytes given are not those of the range.
+    #[error(
+        "row store: cannot {operation} {plane} of rows {start}..{end} with {given} bytes: \
+         {needed} are needed"
+    )]
+    WrongLength {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The plane.
+        plane: Plane,
+        /// First row of the range.
+        start: u64,
+        /// One past its last row.
+        end: u64,
+        /// Bytes given.
+        given: usize,
+        /// Bytes of the range.
+        needed: usize,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] tessera_device::DeviceError),
+}
+
+/// Result of a store's operation.
+pub type Result<T> = std::result::Result<T, CacheError>;

@@ -1,0 +1,237 @@
+//! The store that keeps every row in device memory: a slot is the row's number.
+
+use std::ops::Range;
+
+use tessera_device::Device;
+
+use crate::{CacheError, Plane, Result, RowLayout};
+
+/// All rows of a table in device memory, zero at first.
+///
+/// Memory: `rows * (weight_bytes + state_bytes)`; pages that nobody wrote take none of it where
+/// the device maps memory lazily, as the CPU does.
+#[derive(Debug)]
+pub struct Resident<D: Device> {
+    rows: u64,
+    layout: RowLayout,
+    weights: D::Buffer<u8>, // (rows, weight_bytes)
+    state: D::Buffer<u8>,   // (rows, state_bytes)
+}
+
+impl<D: Device> Resident<D> {
+    /// A store of `rows` zero rows.
+    ///
+    /// Errors: [`CacheError::TooLarge`] with the numbers, or what the device says.
+    pub fn new(device: &D, rows: u64, layout: RowLayout) -> Result<Self> {
+        let alloc = |plane: Plane, row_bytes: usize| {
+            let bytes = usize::try_from(rows)
+                .ok()
+                .and_then(|rows| rows.checked_mul(row_bytes))
+                .filter(|&bytes| isize::try_from(bytes).is_ok())
+                .ok_or(CacheError::TooLarge { plane, rows, row_bytes })?;
+            device.alloc::<u8>(bytes).map_err(CacheError::from)
+        };
+        let weights = alloc(Plane::Weights, layout.weight_bytes)?;
+        let state = alloc(Plane::State, layout.state_bytes)?;
+        Ok(Self { rows, layout, weights, state })
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Width of the planes.
+    #[must_use]
+    pub fn layout(&self) -> RowLayout {
+        self.layout
+    }
+
+    /// Bytes of both planes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        // `new` checked each product against the address space; their sum fits 64 bits.
+        self.rows * self.layout.weight_bytes as u64 + self.rows * self.layout.state_bytes as u64
+    }
+
+    /// Where `rows` are: one slot a row, in the same order. Here a slot is the row.
+    #[must_use]
+    pub fn slots<'a>(&self, rows: &'a [u64]) -> &'a [u64] {
+        rows
+    }
+
+    /// The weights of every slot, (slots, weight_bytes).
+    #[must_use]
+    pub fn weights(&self) -> &D::Buffer<u8> {
+        &self.weights
+    }
+
+    /// Both planes, for a kernel that writes them: weights, then state.
+    #[must_use]
+    pub fn planes_mut(&mut self) -> (&mut D::Buffer<u8>, &mut D::Buffer<u8>) {
+        (&mut self.weights, &mut self.state)
+    }
+
+    /// Copies a plane of `rows` into `bytes`, (rows, bytes a row).
+    ///
+    /// Errors: [`CacheError::RowsOutOfRange`], [`CacheError::WrongLength`], or what the device
+    /// says.
+    pub fn read(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let at = self.place("read", plane, &rows, bytes.len())?;
+        let buffer = match plane {
+            Plane::Weights => &self.weights,
+            Plane::State => &self.state,
+        };
+        Ok(device.download(stream, buffer, at, bytes)?)
+    }
+
+    /// Copies `bytes`, (rows, bytes a row), over a plane of `rows`.
+    ///
+    /// Errors: as [`Resident::read`].
+    pub fn write(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let at = self.place("write", plane, &rows, bytes.len())?;
+        let buffer = match plane {
+            Plane::Weights => &mut self.weights,
+            Plane::State => &mut self.state,
+        };
+        Ok(device.upload(stream, bytes, buffer, at)?)
+    }
+
+    /// First byte of `rows` in a plane, once the range and its length are known to be right.
+    fn place(
+        &self,
+        operation: &'static str,
+        plane: Plane,
+        rows: &Range<u64>,
+        given: usize,
+    ) -> Result<usize> {
+        let (start, end) = (rows.start, rows.end);
+        if start > end || end > self.rows {
+            let rows = self.rows;
+            return Err(CacheError::RowsOutOfRange { operation, plane, start, end, rows });
+        }
+        let row_bytes = match plane {
+            Plane::Weights => self.layout.weight_bytes,
+            Plane::State => self.layout.state_bytes,
+        };
+        // Both products are at most the plane's size, which `new` checked.
+        let needed = (end - start) as usize * row_bytes;
+        if given != needed {
+            return Err(CacheError::WrongLength { operation, plane, start, end, given, needed });
+        }
+        Ok(start as usize * row_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tessera_device::{Cpu, DeviceBuffer};
+
+    fn cpu() -> (Cpu, <Cpu as Device>::Stream) {
+        let cpu = Cpu::new(std::num::NonZeroUsize::new(1)).unwrap();
+        let stream = cpu.stream().unwrap();
+        (cpu, stream)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_and_nothing_else_moves(
+            rows in 0u64..20,
+            weight_bytes in 1usize..40,
+            state_bytes in 0usize..20,
+            cut in any::<(u64, u64)>(),
+        ) {
+            let (cpu, stream) = cpu();
+            let layout = RowLayout { weight_bytes, state_bytes };
+            let mut store = Resident::new(&cpu, rows, layout).unwrap();
+            prop_assert_eq!(store.bytes(), rows * (weight_bytes + state_bytes) as u64);
+            let (a, b) = (cut.0 % (rows + 1), cut.1 % (rows + 1));
+            let range = a.min(b)..a.max(b);
+            for (plane, width) in [(Plane::Weights, weight_bytes), (Plane::State, state_bytes)] {
+                let length = (range.end - range.start) as usize * width;
+                let bytes: Vec<u8> = (0..length).map(|i| 1 + (i % 250) as u8).collect();
+                store.write(&cpu, &stream, plane, range.clone(), &bytes).unwrap();
+                let mut back = vec![0; length];
+                store.read(&cpu, &stream, plane, range.clone(), &mut back).unwrap();
+                prop_assert_eq!(&back, &bytes);
+                let mut all = vec![9; rows as usize * width];
+                store.read(&cpu, &stream, plane, 0..rows, &mut all).unwrap();
+                let start = range.start as usize * width;
+                for (i, &byte) in all.iter().enumerate() {
+                    let inside = i >= start && i < start + length;
+                    prop_assert_eq!(byte, if inside { bytes[i - start] } else { 0 });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_and_lengths_that_do_not_fit_are_errors_with_the_numbers() {
+        let (cpu, stream) = cpu();
+        let layout = RowLayout { weight_bytes: 4, state_bytes: 0 };
+        let mut store = Resident::new(&cpu, 10, layout).unwrap();
+        let error = store.read(&cpu, &stream, Plane::Weights, 8..11, &mut [0; 12]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "row store: cannot read weights of rows 8..11: the store has 10 rows"
+        );
+        let error = store.write(&cpu, &stream, Plane::State, 1..u64::MAX, &[]).unwrap_err();
+        assert!(matches!(error, CacheError::RowsOutOfRange { end: u64::MAX, .. }), "{error}");
+        let reversed = Range { start: 5, end: 2 };
+        let error = store.write(&cpu, &stream, Plane::Weights, reversed, &[]).unwrap_err();
+        assert!(matches!(error, CacheError::RowsOutOfRange { start: 5, end: 2, .. }), "{error}");
+        let error = store.write(&cpu, &stream, Plane::Weights, 2..4, &[0; 7]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "row store: cannot write weights of rows 2..4 with 7 bytes: 8 are needed"
+        );
+        store.write(&cpu, &stream, Plane::State, 0..10, &[]).unwrap();
+        assert_eq!(store.slots(&[3, 9]), [3, 9]);
+        assert_eq!(DeviceBuffer::len(store.weights()), 40);
+    }
+
+    #[test]
+    fn sizes_beyond_the_address_space_are_errors_with_the_numbers() {
+        let (cpu, _) = cpu();
+        for rows in [u64::MAX, 1 << 62, 1 << 61] {
+            let layout = RowLayout { weight_bytes: 4, state_bytes: 4 };
+            let error = Resident::new(&cpu, rows, layout).unwrap_err();
+            assert!(matches!(error, CacheError::TooLarge { row_bytes: 4, .. }), "{error}");
+            assert!(error.to_string().contains(&format!("{rows} rows of 4 bytes")), "{error}");
+        }
+    }
+
+    /// Element offsets of a large table exceed 32 bits: 2^31 + some f32 of weights in one map
+    /// whose pages nobody touches but the last.
+    #[test]
+    fn the_last_row_of_a_table_beyond_32_bits_is_its_own() {
+        let (cpu, stream) = cpu();
+        let layout = RowLayout { weight_bytes: 256, state_bytes: 4 };
+        let rows = (1u64 << 25) + 7;
+        let mut store = Resident::new(&cpu, rows, layout).unwrap();
+        store.write(&cpu, &stream, Plane::Weights, rows - 1..rows, &[7; 256]).unwrap();
+        let mut back = [0; 512];
+        store.read(&cpu, &stream, Plane::Weights, rows - 2..rows, &mut back).unwrap();
+        assert!(back[..256].iter().all(|&byte| byte == 0));
+        assert!(back[256..].iter().all(|&byte| byte == 7));
+        store.read(&cpu, &stream, Plane::Weights, 0..2, &mut back).unwrap();
+        assert!(back.iter().all(|&byte| byte == 0));
+    }
+}
