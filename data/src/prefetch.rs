@@ -1,0 +1,192 @@
+//! Reads ahead: a stream on a thread of its own behind a bounded queue.
+
+use std::any::Any;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam::channel::{Receiver, bounded};
+
+use crate::stream::{BatchStream, Event};
+use crate::{DataError, DataMetrics, Result};
+
+/// A [`BatchStream`] that runs ahead by at most a given number of events.
+///
+/// The events are those of the stream, in its order. Dropping it stops the thread, which ends
+/// after the batch (or piece of a shuffle window) that it is reading, and waits for it.
+pub struct Prefetch {
+    /// `None` once the owner lets go.
+    events: Option<Receiver<Result<Event>>>,
+    thread: Option<JoinHandle<()>>,
+    cancel: Arc<AtomicBool>,
+    metrics: DataMetrics,
+    failed: Option<String>,
+}
+
+impl Prefetch {
+    /// Starts reading ahead by up to `depth` events.
+    ///
+    /// Errors: [`DataError::Io`] when the system gives no thread.
+    pub fn new(mut stream: BatchStream, depth: NonZeroUsize, metrics: DataMetrics) -> Result<Self> {
+        let cancel = Arc::new(AtomicBool::new(false));
+        stream.cancel_with(Arc::clone(&cancel));
+        Self::start(move || stream.next_event(), depth, metrics, cancel)
+    }
+
+    fn start(
+        mut next: impl FnMut() -> Result<Option<Event>> + Send + 'static,
+        depth: NonZeroUsize,
+        metrics: DataMetrics,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let (sender, events) = bounded(depth.get());
+        let work = move || {
+            while let Some(event) = next().transpose() {
+                let last = event.is_err();
+                if sender.send(event).is_err() || last {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("tessera-data".to_owned())
+            .spawn(work)
+            .map_err(DataError::io("start a thread for", "prefetch".as_ref()))?;
+        Ok(Self { events: Some(events), thread: Some(thread), cancel, metrics, failed: None })
+    }
+
+    /// The next event, waiting for it if need be; `None` after the last epoch.
+    ///
+    /// Errors: those of the stream; [`DataError::Panicked`] if its thread panicked;
+    /// [`DataError::Stopped`] after an earlier error.
+    pub fn next_event(&mut self) -> Result<Option<Event>> {
+        if let Some(earlier) = &self.failed {
+            return Err(DataError::Stopped { earlier: earlier.clone() });
+        }
+        let Some(events) = &self.events else { return Ok(None) };
+        let began = Instant::now();
+        let received = events.recv();
+        self.metrics.wait_seconds.inc_by(began.elapsed().as_secs_f64());
+        self.metrics.queued.set(events.len() as i64);
+        let result = match received {
+            Ok(event) => event.map(Some),
+            Err(_) => self.end().map(|()| None),
+        };
+        if let Err(error) = &result {
+            self.failed = Some(error.to_string());
+        }
+        result
+    }
+
+    /// Events that are read and wait to be taken.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.events.as_ref().map_or(0, Receiver::len)
+    }
+
+    /// Stops the thread and waits for it.
+    fn end(&mut self) -> Result<()> {
+        self.cancel.store(true, Ordering::Relaxed);
+        self.events = None;
+        self.metrics.queued.set(0);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => Err(DataError::Panicked { message: panic_message(&*panic) }),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // A panic of the thread has been reported by the thread itself; there is nobody to tell.
+        let _ = self.end();
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Position;
+    use std::time::Duration;
+
+    fn end(epoch: u64) -> Event {
+        Event::EpochEnd { epoch, after: Position { epoch: epoch + 1, sample: 0 } }
+    }
+
+    fn start(next: impl FnMut() -> Result<Option<Event>> + Send + 'static) -> Prefetch {
+        let depth = NonZeroUsize::new(2).unwrap();
+        let cancel = Arc::new(AtomicBool::new(false));
+        Prefetch::start(next, depth, DataMetrics::unregistered(), cancel).unwrap()
+    }
+
+    #[test]
+    fn a_panic_comes_out_as_an_error_after_what_was_read() {
+        let mut given = 0;
+        let mut prefetch = start(move || {
+            assert!(given < 1, "the disk is on fire");
+            given += 1;
+            Ok(Some(end(0)))
+        });
+        assert_eq!(prefetch.next_event().unwrap(), Some(end(0)));
+        let error = prefetch.next_event().unwrap_err();
+        assert!(
+            matches!(&error, DataError::Panicked { message } if message == "the disk is on fire")
+        );
+        let error = prefetch.next_event().unwrap_err().to_string();
+        assert!(
+            error.contains("stopped after an earlier error: the data thread panicked"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_error_ends_the_stream() {
+        let mut prefetch = start(|| Err(DataError::spec("broken")));
+        assert_eq!(prefetch.next_event().unwrap_err().to_string(), "broken");
+        assert!(matches!(prefetch.next_event(), Err(DataError::Stopped { .. })));
+    }
+
+    #[test]
+    fn the_queue_is_bounded_and_dropping_it_ends_the_thread() {
+        let (sender, made) = crossbeam::channel::unbounded();
+        let mut epoch = 0;
+        let mut prefetch = start(move || {
+            epoch += 1;
+            sender.send(epoch).unwrap();
+            Ok(Some(end(epoch)))
+        });
+        assert_eq!(prefetch.next_event().unwrap(), Some(end(1)));
+        // One is taken, two fill the queue, and a fourth waits in the thread's hands.
+        for expected in 1..=4 {
+            assert_eq!(made.recv_timeout(Duration::from_secs(10)).unwrap(), expected);
+        }
+        assert!(made.recv_timeout(Duration::from_millis(50)).is_err());
+        assert_eq!(prefetch.queued(), 2);
+        drop(prefetch);
+        // The thread is gone, and with it the sender.
+        assert!(made.recv_timeout(Duration::from_secs(10)).is_err());
+        assert!(matches!(made.try_recv(), Err(crossbeam::channel::TryRecvError::Disconnected)));
+    }
+
+    #[test]
+    fn after_the_end_there_is_nothing() {
+        let mut left = 1;
+        let mut prefetch = start(move || {
+            left -= 1;
+            Ok((left >= 0).then(|| end(0)))
+        });
+        assert_eq!(prefetch.next_event().unwrap(), Some(end(0)));
+        assert_eq!(prefetch.next_event().unwrap(), None);
+        assert_eq!(prefetch.next_event().unwrap(), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! Readers: the files of a source, in order, as one stream of samples in constant memory.
+//!
+//! A format knows how to read one file ([`FileReader`]). The [`Chain`] puts files together, so
+//! that batches run across their borders, and does what is the same for every format: it checks
+//! dense values and transforms them.
+
+pub(crate) mod criteo_tsv;
+mod lines;
+pub(crate) mod mlperf_npy;
+mod npy;
+mod parquet;
+pub(crate) mod raw;
+mod synthetic;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::batch::BatchBuilder;
+use crate::{Batch, DataError, Format, OnNanDense, Result, Schema, SourceFile, SourceSpec, log1p};
+
+/// What a reader has met so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// Bytes read from files, as stored (0 for generated data).
+    pub bytes: u64,
+    /// Dense values that were not finite and became 0 by policy.
+    pub dense_replaced: u64,
+}
+
+/// A stream of samples.
+///
+/// Obligations of an implementor: samples come in the order of the source, whatever the sizes
+/// asked for; `skip(n)` leaves the reader where `n` samples read would; memory in use does not
+/// grow with the source; after an error the reader refuses to go on.
+pub trait Reader: Send {
+    /// The next `samples` samples; fewer only at the end of the stream, none after it.
+    ///
+    /// Errors: bad input, each naming its place; [`DataError::Stopped`] after an earlier error.
+    fn read(&mut self, samples: usize) -> Result<Batch>;
+
+    /// Passes over `samples` samples, by seeking where the format can, and returns how many there
+    /// were: fewer only at the end of the stream.
+    ///
+    /// Errors: as [`Reader::read`], though what is passed over need not be looked at.
+    fn skip(&mut self, samples: u64) -> Result<u64>;
+
+    /// Samples of the whole stream, where the files tell without being read (`criteo-tsv` does
+    /// not).
+    fn total_samples(&self) -> Option<u64>;
+
+    /// What was met so far.
+    fn counts(&self) -> ReadCounts;
+}
+
+/// Opens a source at its first sample. Every file is opened and its layout looked at before the
+/// first sample is read, so that a missing file or column is found at once.
+///
+/// Errors: a source description that cannot be used, a file that cannot be opened or is not laid
+/// out as its format says, a column that is missing.
+pub fn open(spec: &SourceSpec) -> Result<Box<dyn Reader>> {
+    let bad_dense = match spec.on_nan_dense {
+        OnNanDense::Error => BadDense::Refuse,
+        OnNanDense::Zero => BadDense::Zero,
+    };
+    Ok(Box::new(Chain::open(spec, bad_dense)?))
+}
+
+/// Opens a source whose dense values are passed on even when they are not finite, for inspection.
+pub(crate) fn open_unchecked(spec: &SourceSpec) -> Result<Box<dyn Reader>> {
+    Ok(Box::new(Chain::open(spec, BadDense::Keep)?))
+}
+
+/// What the chain does with dense values that are not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BadDense {
+    Refuse,
+    Zero,
+    Keep,
+}
+
+/// Reads one file.
+///
+/// Obligations of an implementor: [`FileReader::read`] fills every column of the builder evenly
+/// and gives each sample an origin (`file`, row from 0).
+trait FileReader: Send {
+    /// Adds the next `samples` samples to `out` and returns how many; fewer only at the end.
+    fn read(&mut self, samples: usize, file: u32, out: &mut BatchBuilder) -> Result<usize>;
+
+    /// Passes over `samples` samples and returns how many there were; fewer only at the end.
+    fn skip(&mut self, samples: u64) -> Result<u64>;
+
+    /// Bytes of the file read so far.
+    fn bytes_read(&self) -> u64;
+}
+
+/// A file of a source that can be opened when its turn comes.
+struct Unit {
+    /// `None` for generated data.
+    file: Option<SourceFile>,
+    /// Samples, where known without reading.
+    samples: Option<u64>,
+    open: Box<dyn Fn() -> Result<Box<dyn FileReader>> + Send>,
+}
+
+/// The units of a source, one after the other.
+struct Chain {
+    units: Vec<Unit>,
+    files: Arc<[SourceFile]>,
+    schema: Schema,
+    bad_dense: BadDense,
+    transforms: bool,
+    /// The unit that is being read or comes next.
+    at: usize,
+    current: Option<Box<dyn FileReader>>,
+    counts: ReadCounts,
+    failed: Option<String>,
+}
+
+/// Samples for which room is made at once; a reader asked for more grows as samples come.
+const RESERVE_SAMPLES_MAX: usize = 1 << 16;
+
+impl Chain {
+    fn open(spec: &SourceSpec, bad_dense: BadDense) -> Result<Self> {
+        spec.validate()?;
+        let mut units = Vec::new();
+        if let Some(settings) = &spec.synthetic {
+            units.push(synthetic::unit(&spec.schema, settings)?);
+        }
+        for path in &spec.files {
+            match spec.format {
+                Format::CriteoTsv => units.push(criteo_tsv::unit(path, spec)?),
+                Format::MlperfNpy => units.extend(mlperf_npy::units(path, &spec.schema)?),
+                Format::Raw => units.push(raw::unit(path, &spec.schema)?),
+                Format::Parquet => units.push(parquet::unit(path, &spec.schema)?),
+                // Validated: a synthetic source has no files.
+                Format::Synthetic => {}
+            }
+        }
+        if u32::try_from(units.len()).is_err() {
+            return Err(DataError::spec(format!("{} files are more than 2^32", units.len())));
+        }
+        Ok(Self {
+            files: units.iter().filter_map(|unit| unit.file.clone()).collect(),
+            units,
+            schema: spec.schema.clone(),
+            bad_dense,
+            transforms: spec.transforms(),
+            at: 0,
+            current: None,
+            counts: ReadCounts::default(),
+            failed: None,
+        })
+    }
+
+    /// The reader of the present unit, opened if need be; `None` at the end of the stream.
+    fn current(&mut self) -> Result<Option<&mut Box<dyn FileReader>>> {
+        if self.current.is_none() {
+            let Some(unit) = self.units.get(self.at) else { return Ok(None) };
+            self.current = Some((unit.open)()?);
+        }
+        Ok(self.current.as_mut())
+    }
+
+    /// Leaves the present unit.
+    fn advance(&mut self) {
+        if let Some(reader) = self.current.take() {
+            self.counts.bytes += reader.bytes_read();
+        }
+        self.at += 1;
+    }
+
+    fn read_on(&mut self, samples: usize) -> Result<Batch> {
+        let room = samples.min(RESERVE_SAMPLES_MAX);
+        let mut out = BatchBuilder::new(&self.schema, Arc::clone(&self.files), room);
+        while out.samples() < samples {
+            let before = out.samples();
+            let wanted = samples - before;
+            // `Chain::open` checked that unit numbers fit.
+            let file = self.at as u32;
+            let Some(reader) = self.current()? else { break };
+            let got = reader.read(wanted, file, &mut out)?;
+            self.settle_dense(before, &mut out)?;
+            if got < wanted {
+                self.advance();
+            }
+        }
+        out.finish()
+    }
+
+    /// Checks and transforms the dense values of the samples from `first` on.
+    fn settle_dense(&mut self, first: usize, out: &mut BatchBuilder) -> Result<()> {
+        let width = out.dense_features;
+        let mut from = first * width;
+        while self.bad_dense != BadDense::Keep
+            && let Some(at) = out.dense[from..].iter().position(|value| !value.is_finite())
+        {
+            from += at;
+            if self.bad_dense == BadDense::Refuse {
+                return Err(DataError::NonFiniteDense {
+                    place: out.place(from / width),
+                    column: self.schema.dense[from % width].clone(),
+                    value: out.dense[from],
+                });
+            }
+            out.dense[from] = 0.0;
+            self.counts.dense_replaced += 1;
+        }
+        if self.transforms {
+            for value in &mut out.dense[first * width..] {
+                *value = log1p(*value);
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_on(&mut self, samples: u64) -> Result<u64> {
+        let mut left = samples;
+        while left > 0 {
+            let known = self.units.get(self.at).and_then(|unit| unit.samples);
+            if let (None, Some(whole)) = (&self.current, known)
+                && whole <= left
+            {
+                left -= whole;
+                self.advance();
+                continue;
+            }
+            let Some(reader) = self.current()? else { break };
+            let got = reader.skip(left)?;
+            if got < left {
+                self.advance();
+            }
+            left -= got;
+        }
+        Ok(samples - left)
+    }
+
+    /// Runs `work` unless an earlier one failed, and remembers if it fails.
+    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if let Some(earlier) = &self.failed {
+            return Err(DataError::Stopped { earlier: earlier.clone() });
+        }
+        let result = work(self);
+        if let Err(error) = &result {
+            self.failed = Some(error.to_string());
+        }
+        result
+    }
+}
+
+impl Reader for Chain {
+    fn read(&mut self, samples: usize) -> Result<Batch> {
+        self.guard(|chain| chain.read_on(samples))
+    }
+
+    fn skip(&mut self, samples: u64) -> Result<u64> {
+        self.guard(|chain| chain.skip_on(samples))
+    }
+
+    fn total_samples(&self) -> Option<u64> {
+        self.units.iter().map(|unit| unit.samples).sum()
+    }
+
+    fn counts(&self) -> ReadCounts {
+        let open = self.current.as_ref().map_or(0, |reader| reader.bytes_read());
+        ReadCounts { bytes: self.counts.bytes + open, ..self.counts }
+    }
+}
+
+/// Opens a file for reading; a directory or a missing file is an error that names it.
+fn open_file(path: &Path) -> Result<(File, u64)> {
+    let file = File::open(path).map_err(DataError::io("open", path))?;
+    let metadata = file.metadata().map_err(DataError::io("look at", path))?;
+    if metadata.is_dir() {
+        return Err(DataError::bad_file(path, "this is a directory, a file is needed"));
+    }
+    Ok((file, metadata.len()))
+}

@@ -1,0 +1,10 @@
+//! Tests of the crate through its public interface, against files. One program, since each would
+//! link Arrow and Parquet again.
+
+mod bad_input;
+mod common;
+mod mlperf;
+mod parquet;
+mod real_data;
+mod round_trips;
+mod streams;
