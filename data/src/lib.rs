@@ -23,6 +23,7 @@ mod schema;
 mod stream;
 mod synthetic;
 mod write;
+mod zipf;
 
 pub use batch::{Batch, BatchParts, Numbering, Origin, Place, Provenance, SourceFile};
 pub use error::{DataError, Result};

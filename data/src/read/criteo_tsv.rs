@@ -314,16 +314,27 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_row_or_a_fault(line in prop::collection::vec(any::<u8>(), 0..60)) {
-            let plan = Plan { dense: vec![1], features: vec![] };
+        fn any_bytes_are_a_row_or_a_fault(
+            fields in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3), 39..42),
+        ) {
+            let line = fields.join(&b'\t');
+            let plan = Plan {
+                dense: (1..=INTEGERS).collect(),
+                features: vec![FeaturePlan { column: 14, rows: Some(9) }],
+            };
             let schema = crate::Schema {
-                dense: vec!["i1".into()], features: vec![], label: "label".into(),
-                sample_weight: None, group: None,
+                dense: vec![],
+                features: vec![crate::FeatureSpec::one_hot("c1", 9)],
+                label: "label".into(),
+                sample_weight: None,
+                group: None,
             };
             let mut out = BatchBuilder::new(&schema, [].into(), 1);
-            let tabs = line.iter().filter(|byte| **byte == b'\t').count();
-            if tabs != COLUMNS - 1 {
-                prop_assert!(matches!(parse_line(&line, &plan, &mut out), Err(Fault::Columns(_))));
+            let columns = line.split(|byte| *byte == b'\t').count();
+            match parse_line(&line, &plan, &mut out) {
+                Err(Fault::Columns(found)) => prop_assert!(found == columns && columns != COLUMNS),
+                Err(Fault::Value { column, .. }) => prop_assert!(columns == COLUMNS && column <= 14),
+                Ok(()) => prop_assert_eq!((columns, out.dense.len()), (COLUMNS, INTEGERS)),
             }
         }
     }

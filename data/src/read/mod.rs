@@ -9,6 +9,7 @@ mod lines;
 pub(crate) mod mlperf_npy;
 mod npy;
 mod parquet;
+mod parquet_columns;
 pub(crate) mod raw;
 mod synthetic;
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use tessera_data::{DenseTransform, Format, OnNanDense, RawId, SourceSpec, open};
+use tessera_data::{DenseTransform, Format, OnNanDense, RawId, SourceSpec, inspect, open};
 
 use crate::common::{assert_error, read_all, schema};
 
@@ -171,6 +171,11 @@ fn dense_values_that_are_not_finite() {
         let mut spec = raw(&dir, &records(&[1.0, 2.0, 3.0, 4.0, bad, bad, 7.0]));
         let value = format!("{bad} is not finite");
         assert_error(&spec, &["a.raw row 4, dense column i1", &value, "\"zero\""]);
+        // Inspection counts them whatever the policy is.
+        let report = inspect(&spec, None).unwrap();
+        let range = report.dense[0].range.unwrap();
+        assert_eq!((report.dense[0].not_finite, range.min, range.max), (2, 1.0, 7.0));
+        assert_eq!(report.samples_total, Some(7));
         spec.on_nan_dense = OnNanDense::Zero;
         spec.dense_transform = DenseTransform::Log1p;
         let mut reader = open(&spec).unwrap();

@@ -19,7 +19,7 @@ pub fn schema(dense: usize, features: usize) -> Schema {
     }
 }
 
-/// Bags of ids (and weights, all 1, where asked for).
+/// Bags of ids without weights.
 pub fn jagged(bags: &[Vec<i64>]) -> Jagged {
     let lengths: Vec<u64> = bags.iter().map(|bag| bag.len() as u64).collect();
     Jagged::from_lengths(&lengths, bags.concat().into_iter().map(RawId).collect(), None).unwrap()

@@ -7,7 +7,7 @@ use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema as ArrowSchema};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
-use tessera_data::{Format, RawId, Schema, SourceSpec, open};
+use tessera_data::{Distinct, Format, RawId, Schema, SourceSpec, inspect, open};
 
 use crate::common::{assert_error, assert_same, read_all, schema};
 
@@ -194,6 +194,10 @@ fn sample_weights_and_groups_are_read() {
     let batch = read_all(&spec);
     assert_eq!(batch.sample_weights(), Some(&[1.0, 0.0, 2.5][..]));
     assert_eq!(batch.groups(), Some(&[7, -7, i64::MAX][..]));
+    let report = inspect(&spec, None).unwrap();
+    assert_eq!(report.sample_weight.unwrap().max, 2.5);
+    assert_eq!(report.groups, Some(Distinct::Exact(3)));
+    assert!(report.to_string().contains("sample weight  0 to 2.5"), "{report}");
     let one = Some(1.0);
     let (_dir, spec) = with(vec![one, Some(-0.5), one], groups());
     assert_error(&spec, &["row 1, column w: -0.5 is negative"]);

@@ -331,7 +331,8 @@ fn positions_are_kept_as_json() {
 /// Generated train and eval ranges are drawn by one law and never overlap.
 #[test]
 fn generated_ranges_follow_each_other() {
-    let schema = schema(2, 3);
+    let mut schema = schema(2, 3);
+    schema.features[2].weighted = true;
     let train = SyntheticSpec { samples: 30, hots_spread: 1, ..SyntheticSpec::default() };
     let whole = SyntheticSpec { samples: 50, ..train.clone() };
     let read = |settings: SyntheticSpec| -> Batch {
@@ -340,6 +341,9 @@ fn generated_ranges_follow_each_other() {
     let all = read(whole);
     assert_eq!(read(train.clone()), all.slice(0..30));
     assert_eq!(read(train.following(20)), all.slice(30..50));
+    let weights = all.features()[2].weights().unwrap();
+    assert!(weights.iter().all(|weight| (0.5..1.5).contains(weight)));
+    assert!(all.features()[0].weights().is_none());
     let empty = (0..50).filter(|i| all.features()[0].bag(*i).is_empty()).count();
     assert!((5..30).contains(&empty), "a third of the bags is empty: {empty}");
 }
