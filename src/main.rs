@@ -1,1 +1,49 @@
-fn main() {}
+//! The `tessera` program: parses the command line, runs a command, prints what went wrong.
+
+use std::error::Error as _;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tessera::cli::{Cli, Command};
+use tessera::{Result, data_cmd, doctor, evaluate, export, predict, train};
+
+fn main() -> ExitCode {
+    // Usage errors exit with 2 here, as --help and --version exit with 0.
+    let cli = Cli::parse();
+    match run(&cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut cause = error.source();
+            while let Some(reason) = cause {
+                eprintln!("  because: {reason}");
+                cause = reason.source();
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<ExitCode> {
+    match command {
+        Command::Train(args) => {
+            let ended = train::run(args)?;
+            return Ok(ExitCode::from(ended.exit_code()));
+        }
+        Command::Eval(args) => evaluate::run(args)?,
+        Command::Predict(args) => predict::run(args)?,
+        Command::Export(args) => export::run(args)?,
+        Command::Data(command) => data_cmd::run(command)?,
+        Command::Doctor(args) => {
+            let report = doctor::examine()?;
+            if args.json {
+                let text =
+                    serde_json::to_string_pretty(&report).expect("a report has string keys only");
+                println!("{text}");
+            } else {
+                print!("{report}");
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

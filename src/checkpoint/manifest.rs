@@ -1,0 +1,93 @@
+//! `manifest.json`: what a checkpoint holds and the moment it was taken.
+
+use serde::{Deserialize, Serialize};
+use tessera_data::Position;
+
+use crate::window::Window;
+
+/// Version of the layout described in docs/formats.md.
+pub const VERSION: u32 = 1;
+
+/// The scalars of one moment of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Steps done.
+    pub step: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Update count of the optimizers (t); skipped steps do not move it.
+    pub updates: u64,
+    /// Where the training data goes on.
+    pub position: Position,
+    /// Seed of the run: with `step` and `position` it is the whole random state.
+    pub seed: u64,
+    /// The windowed loss.
+    pub window: Window,
+    /// The best evaluation so far, if a metric is followed.
+    pub best: Option<Best>,
+    /// Evaluations since it, for early stopping.
+    pub evaluations_without_improvement: u64,
+}
+
+/// The best evaluation of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Its step.
+    pub step: u64,
+    /// Name of the metric followed.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
+}
+
+/// Rows of one tensor in one file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Logical name.
+    pub tensor: String,
+    /// First row of the logical tensor that the file holds.
+    pub first_row: u64,
+    /// Rows from there on.
+    pub rows: u64,
+}
+
+/// One safetensors file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Name in the checkpoint's folder.
+    pub file: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// CRC-32 (IEEE) of the whole file.
+    pub crc32: u32,
+    /// What it holds.
+    pub pieces: Vec<Piece>,
+}
+
+/// A logical tensor as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Logical name.
+    pub name: String,
+    /// Element type, in safetensors' spelling.
+    pub dtype: String,
+    /// Shape over all files.
+    pub shape: Vec<u64>,
+}
+
+/// The whole manifest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `tessera-checkpoint`.
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// When in the run it was taken.
+    pub moment: Moment,
+    /// The resolved configuration, as TOML.
+    pub config: String,
+    /// All logical tensors.
+    pub tensors: Vec<Entry>,
+    /// All files.
+    pub shards: Vec<Shard>,
+}

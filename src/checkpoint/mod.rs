@@ -1,0 +1,62 @@
+//! Checkpoints: one moment of a run on disk, written beside the old one and switched atomically.
+//!
+//! A checkpoint is a folder `step-N` with `manifest.json` and safetensors shards cut at logical
+//! rows; nothing in it depends on how the model was stored. docs/formats.md has the layout.
+
+mod files;
+mod load;
+mod manifest;
+mod tensors;
+mod write;
+
+use std::path::Path;
+
+pub use files::{Disk, Files, OutFile};
+pub use load::{Checkpoint, init, pointed};
+pub use manifest::{Best, Manifest, Moment};
+pub use tensors::CheckpointTensors;
+pub use write::{Written, point, write};
+
+use crate::{Error, Result};
+
+/// Name of the manifest in a checkpoint's folder.
+pub const MANIFEST: &str = "manifest.json";
+/// Pointer file: the newest checkpoint.
+pub const LAST: &str = "last";
+/// Pointer file: the checkpoint of the best evaluation.
+pub const BEST: &str = "best";
+
+/// Name of the folder of step `step`.
+#[must_use]
+pub fn step_dir(step: u64) -> String {
+    format!("step-{step}")
+}
+
+/// Removes all but the newest `keep` checkpoints, the best one, and the one of step `now`, after
+/// which nothing is newer: a folder of a later step is a leftover of a run that was resumed
+/// before it.
+///
+/// Errors: a folder that cannot be listed or removed.
+pub fn prune(
+    files: &dyn Files,
+    folder: &Path,
+    now: u64,
+    keep: usize,
+    best: Option<u64>,
+) -> Result<()> {
+    let listing =
+        std::fs::read_dir(folder).map_err(|source| Error::Read { path: folder.into(), source })?;
+    let mut steps: Vec<u64> = listing
+        .filter_map(|entry| {
+            entry.ok()?.file_name().to_str()?.strip_prefix("step-")?.parse::<u64>().ok()
+        })
+        .collect();
+    steps.sort_unstable_by_key(|&step| std::cmp::Reverse(step));
+    let (later, ours): (Vec<u64>, Vec<u64>) = steps.into_iter().partition(|&step| step > now);
+    let old = ours.into_iter().skip(keep.max(1));
+    for step in later.into_iter().chain(old).filter(|&step| Some(step) != best) {
+        let path = folder.join(step_dir(step));
+        files.remove_dir(&path).map_err(|source| Error::Write { path, source })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,565 @@
+//! Reads each section of a configuration into its type.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+
+use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticDense, SyntheticSpec};
+use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
+use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
+
+use super::section::Section;
+use super::{
+    Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig, PipelineMode,
+    StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
+};
+
+/// Stands in for what could not be read, so that reading goes on to the other faults.
+const PLACEHOLDER: SparseOptimizer = SparseOptimizer::Sgd { lr: 0.0 };
+
+/// Reads the whole configuration. Only without a fault may the result be used.
+pub(super) fn config(mut root: Section<'_>) -> Config {
+    let seed = root.or("seed", 0u64);
+    let threads = root.optional::<usize>("threads");
+    if threads == Some(0) {
+        root.fault("threads", "must be at least 1 (leave it out to use all cores)");
+    }
+    let replicas = parallel(root.section("parallel"));
+    let pipeline = pipeline(root.section("pipeline"));
+
+    let mut optimizers = root.section("optimizer");
+    let sparse = optimizers.section("sparse");
+    let sparse_entries = sparse.entries().clone();
+    // The shared section may be left out when every table has its own.
+    let sparse_optimizer =
+        (!sparse.is_empty()).then(|| optimizer::sparse(sparse, replicas)).flatten();
+    let dense_optimizer =
+        optimizer::dense(optimizers.section("dense")).unwrap_or(DenseOptimizer::Sgd { lr: 0.0 });
+    let schedule = optimizer::schedule(optimizers.section("schedule"));
+    let clip = optimizer::clip(&mut optimizers);
+    optimizers.finish(None);
+
+    let mut model_section = root.section("model");
+    let model = model(&mut model_section);
+    let mut data_section = root.section("data");
+    let data = data(&mut data_section, &model);
+    let shared = Shared { entries: &sparse_entries, optimizer: sparse_optimizer, replicas };
+    let tables: Vec<TableConfig> =
+        root.sections("table").into_iter().map(|section| table(section, &data, &shared)).collect();
+    if tables.is_empty() {
+        root.fault("table", "at least one [[table]] is needed");
+    }
+    unique(&root, &tables, model.wide);
+    if data.format == Format::CriteoTsv {
+        criteo_names(&data_section, &root, &data, &tables);
+    }
+    data_section.finish(None);
+    widths(&model_section, &model, &tables);
+    model_section.finish(None);
+
+    let train = train(root.section("train"), &data);
+    let mut metrics = root.section("metrics");
+    let listen = metrics.optional::<String>("listen");
+    if let Some(address) = &listen
+        && address.parse::<std::net::SocketAddr>().is_err()
+    {
+        metrics.fault("listen", format!("`{address}` is not an address like 127.0.0.1:9464"));
+    }
+    metrics.finish(None);
+    root.finish(None);
+    Config {
+        seed,
+        threads: threads.and_then(NonZeroUsize::new),
+        data,
+        model,
+        tables,
+        dense_optimizer,
+        schedule,
+        clip,
+        pipeline,
+        train,
+        listen,
+        resolved: toml::Table::new(),
+    }
+}
+
+/// `[parallel]`: one rank so far, and said so. Returns the number of replicas.
+fn parallel(mut section: Section<'_>) -> u64 {
+    let ranks = section.at_least_one("ranks", 1u64);
+    if ranks > 1 {
+        section.fault("ranks", "this version trains on one rank; more need the sharding release");
+    }
+    if ranks > 1 {
+        section.optional::<String>("comm");
+    } else {
+        section.choice("comm", &[("single", ())]);
+    }
+    let replicas = section.at_least_one("replicas", 1u64);
+    if ranks % replicas.max(1) != 0 {
+        section.fault("replicas", format!("{ranks} ranks cannot form {replicas} equal groups"));
+    }
+    section.at_least_one("sync_every", 1u64);
+    let plan = section.or("plan", "auto".to_owned());
+    if plan != "auto" {
+        section.fault("plan", "one rank holds every table: only \"auto\" has a meaning");
+    }
+    section.finish(None);
+    replicas
+}
+
+fn pipeline(mut section: Section<'_>) -> PipelineConfig {
+    let mode = section
+        .choice("mode", &[("prefetch", PipelineMode::Prefetch), ("serial", PipelineMode::Serial)]);
+    let depth = match mode {
+        PipelineMode::Serial => {
+            section.refuse("depth", "mode serial reads nothing ahead");
+            NonZeroUsize::MIN
+        }
+        PipelineMode::Prefetch => {
+            NonZeroUsize::new(section.at_least_one("depth", 4usize)).unwrap_or(NonZeroUsize::MIN)
+        }
+    };
+    if section.at_least_one("micro_batches", 1u64) != 1 {
+        section.fault("micro_batches", "this version runs a batch whole (1)");
+    }
+    section.choice("cluster", &[("none", ())]);
+    section.finish(None);
+    PipelineConfig { mode, depth }
+}
+
+fn model(section: &mut Section<'_>) -> ModelConfig {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Kind {
+        Dot,
+        Concat,
+        Dcn,
+    }
+    let dense_features = section.required("dense_features", 0usize);
+    let bottom_mlp = section.or("bottom_mlp", Vec::<usize>::new());
+    let top_mlp = section.required("top_mlp", vec![1usize]);
+    let kinds = [("dot", Kind::Dot), ("dcn", Kind::Dcn), ("concat", Kind::Concat)];
+    let kind = section.required_choice("interaction", &kinds).unwrap_or(Kind::Concat);
+    let mut dcn = section.section("dcn");
+    let interaction = match kind {
+        Kind::Dot => Interaction::Dot,
+        Kind::Concat => Interaction::Concat,
+        Kind::Dcn => {
+            let layers = dcn.required("layers", 1usize);
+            let rank = dcn.required("rank", 1usize);
+            Interaction::Dcn { layers, rank }
+        }
+    };
+    dcn.finish((kind != Kind::Dcn).then_some("an interaction other than dcn"));
+    let wide = section.or("wide", false);
+    let loss = section.choice("loss", &[("bce", Loss::Bce), ("mse", Loss::Mse)]);
+    ModelConfig { dense_features, bottom_mlp, interaction, top_mlp, wide, loss }
+}
+
+const FORMATS: &[(&str, Format)] = &[
+    ("criteo-tsv", Format::CriteoTsv),
+    ("mlperf-npy", Format::MlperfNpy),
+    ("raw", Format::Raw),
+    ("parquet", Format::Parquet),
+    ("synthetic", Format::Synthetic),
+];
+
+fn data(section: &mut Section<'_>, model: &ModelConfig) -> DataConfig {
+    let known = section.required_choice("format", FORMATS);
+    if known.is_none() {
+        // Which of these have a meaning nobody can tell.
+        section.ignore(&["train", "eval", "synthetic", "dense", "label", "sample_weight", "group"]);
+    }
+    let format = known.unwrap_or(Format::Synthetic);
+    let batch_size = section.required("batch_size", 1usize);
+    if batch_size == 0 {
+        section.fault("batch_size", "must be at least 1");
+    }
+    let eval_batch_size = section.at_least_one("eval_batch_size", batch_size.max(1));
+    let mut data = DataConfig {
+        format,
+        train: Vec::new(),
+        eval: Vec::new(),
+        batch_size,
+        eval_batch_size,
+        dense: Vec::new(),
+        label: "label".into(),
+        sample_weight: None,
+        group: None,
+        dense_transform: DenseTransform::None,
+        on_nan_dense: section
+            .choice("on_nan_dense", &[("error", OnNanDense::Error), ("zero", OnNanDense::Zero)]),
+        on_bad_id: section.choice(
+            "on_bad_id",
+            &[
+                ("error", BadIdPolicy::Error),
+                ("drop", BadIdPolicy::Drop),
+                ("default_row", BadIdPolicy::DefaultRow),
+            ],
+        ),
+        shuffle_window: section.or("shuffle_window", 0u64),
+        synthetic: None,
+    };
+    let transforms = [("none", DenseTransform::None), ("log1p", DenseTransform::Log1p)];
+    if format == Format::CriteoTsv {
+        // The format's own transform: naming it again is harmless, another one is refused.
+        data.dense_transform = section.choice("dense_transform", &transforms[1..]);
+    } else {
+        data.dense_transform = section.choice("dense_transform", &transforms);
+    }
+    if format == Format::Synthetic {
+        data.synthetic = Some(synthetic(section.section("synthetic")));
+        for key in ["train", "eval"] {
+            section.refuse(key, "format synthetic reads no files; its size is in [data.synthetic]");
+        }
+    } else {
+        section.refuse("synthetic", "only format synthetic has these settings");
+        let given = section.has("train");
+        let train = section.paths("train");
+        if !given || train.as_ref().is_some_and(Vec::is_empty) {
+            section.fault("train", "missing; it lists the files to train on");
+        }
+        data.train = train.unwrap_or_default();
+        data.eval = section.paths("eval").unwrap_or_default();
+    }
+    let count = model.dense_features;
+    if format == Format::Parquet {
+        data.label = section.or("label", data.label);
+        data.sample_weight = section.optional("sample_weight");
+        data.group = section.optional("group");
+    } else {
+        for key in ["label", "sample_weight", "group"] {
+            section.refuse(key, "only format parquet has such a column");
+        }
+    }
+    data.dense = match format {
+        Format::Parquet => section.strings_or("dense", Vec::new()),
+        Format::CriteoTsv => section.strings_or("dense", numbered("i", count)),
+        Format::MlperfNpy | Format::Raw | Format::Synthetic => {
+            section.refuse("dense", "only formats parquet and criteo-tsv name their columns");
+            numbered("dense", count)
+        }
+    };
+    if data.dense.len() != count {
+        section.fault(
+            "dense",
+            format!("{} columns, but model.dense_features is {count}", data.dense.len()),
+        );
+    }
+    data
+}
+
+/// `prefix1`, `prefix2`, ...
+fn numbered(prefix: &str, count: usize) -> Vec<String> {
+    (1..=count).map(|i| format!("{prefix}{i}")).collect()
+}
+
+/// `[data.synthetic]`: what is drawn, and how many samples after the training ones to evaluate on.
+fn synthetic(mut section: Section<'_>) -> SyntheticConfig {
+    let default = SyntheticSpec::default();
+    let within = |low: f64, high: f64| move |x: f64| (low..=high).contains(&x);
+    let config = SyntheticConfig {
+        spec: SyntheticSpec {
+            samples: section.at_least_one("samples", default.samples),
+            first_sample: 0,
+            seed: section.or("seed", default.seed),
+            alpha: section.number("alpha", default.alpha, within(0.0, 20.0), "from 0 to 20"),
+            hots_spread: section.or("hots_spread", default.hots_spread),
+            dense: section.choice(
+                "dense",
+                &[("normal", SyntheticDense::Normal), ("counts", SyntheticDense::Counts)],
+            ),
+            base_rate: section.number(
+                "base_rate",
+                default.base_rate,
+                within(1e-6, 1.0 - 1e-6),
+                "from 0.000001 to 0.999999",
+            ),
+            strength: section.number(
+                "strength",
+                default.strength,
+                within(0.0, 100.0),
+                "from 0 to 100",
+            ),
+            interactions: section.number(
+                "interactions",
+                default.interactions,
+                within(0.0, 1.0),
+                "from 0 to 1",
+            ),
+        },
+        eval_samples: section.or("eval_samples", default.samples / 10),
+    };
+    section.finish(None);
+    config
+}
+
+/// The default sparse optimizer and what a table's own may inherit from it.
+struct Shared<'t> {
+    entries: &'t toml::Table,
+    optimizer: Option<SparseOptimizer>,
+    replicas: u64,
+}
+
+fn table(mut section: Section<'_>, data: &DataConfig, shared: &Shared<'_>) -> TableConfig {
+    let name = section.required("name", "unnamed".to_owned());
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || !name.chars().all(plain) {
+        section.fault("name", "must be made of letters, digits, `_`, `-` and `.`");
+    }
+    let rows = section.required("rows", 0u64);
+    let dim = section.required("dim", 1usize);
+    if dim == 0 {
+        section.fault("dim", "must be at least 1");
+    }
+    let features = section.strings_or("features", vec![name.clone()]);
+    if features.is_empty() {
+        section.fault("features", "no feature uses this table");
+    }
+    let pooling = section.choice(
+        "pooling",
+        &[("sum", Pooling::Sum), ("mean", Pooling::Mean), ("none", Pooling::None)],
+    );
+    if matches!(pooling, Pooling::None) {
+        section.fault("pooling", "a DLRM needs one vector a bag: \"sum\" or \"mean\"");
+    }
+    let weighted = section.or("weighted", false);
+    if weighted && matches!(pooling, Pooling::Mean) {
+        section.fault("weighted", "weights are defined with pooling = \"sum\" only");
+    }
+    if weighted && !matches!(data.format, Format::Parquet | Format::Synthetic) {
+        section.fault("weighted", format!("format {} has no weights", data.format));
+    }
+    if data.format == Format::CriteoTsv && rows < 2 {
+        section.fault("rows", "criteo-tsv needs at least 2: row 0 is for missing values");
+    }
+    let hots = match data.format {
+        Format::Raw | Format::Synthetic => hots(&mut section, features.len()),
+        Format::CriteoTsv | Format::MlperfNpy | Format::Parquet => {
+            section.refuse("hots", "only formats raw and synthetic have a fixed number of ids");
+            vec![1; features.len()]
+        }
+    };
+    let precision = section.choice(
+        "precision",
+        &[("fp32", Precision::Fp32), ("fp16", Precision::Fp16), ("bf16", Precision::Bf16)],
+    );
+    // On one rank every way of cutting a table is the whole table.
+    let shardings = [
+        "auto",
+        "data_parallel",
+        "table_wise",
+        "column_wise",
+        "row_wise",
+        "table_row_wise",
+        "grid",
+    ];
+    section.choice("sharding", &shardings.map(|name| (name, ())));
+    section.choice("kind", &[("static", ())]);
+    let init = init(section.section("init"));
+    let own = section.section("optimizer");
+    let optimizer = own_optimizer(&section, own, shared);
+    section.finish(None);
+    TableConfig { name, rows, dim, features, hots, pooling, weighted, precision, init, optimizer }
+}
+
+/// `hots`: one number for all features of a table, or one each.
+fn hots(section: &mut Section<'_>, features: usize) -> Vec<usize> {
+    let is_list = section.entries().get("hots").is_some_and(toml::Value::is_array);
+    let hots = if is_list {
+        section.or("hots", Vec::new())
+    } else {
+        vec![section.or("hots", 1); features]
+    };
+    if hots.len() != features {
+        section.fault("hots", format!("{} numbers for {features} features", hots.len()));
+        return vec![1; features];
+    }
+    hots
+}
+
+fn own_optimizer(
+    section: &Section<'_>,
+    mut own: Section<'_>,
+    shared: &Shared<'_>,
+) -> SparseOptimizer {
+    if own.is_empty() {
+        // The faults of the shared section are told there.
+        if shared.entries.is_empty() {
+            section.fault(
+                "optimizer",
+                "missing: give the table one, or all of them [optimizer.sparse]",
+            );
+        }
+        return shared.optimizer.clone().unwrap_or(PLACEHOLDER);
+    }
+    // A table that names another kind starts afresh; one that does not changes options only.
+    let same_kind =
+        own.entries().get("kind").is_none_or(|kind| Some(kind) == shared.entries.get("kind"));
+    if same_kind {
+        own.inherit(shared.entries);
+    }
+    optimizer::sparse(own, shared.replicas).unwrap_or(PLACEHOLDER)
+}
+
+/// Rule of numbers that tables hold in float32.
+const SINGLE: &str = "at least 0 and within float32";
+
+fn single(x: f64) -> bool {
+    (0.0..=f64::from(f32::MAX)).contains(&x)
+}
+
+fn init(mut section: Section<'_>) -> Init {
+    #[derive(Clone, Copy)]
+    enum Kind {
+        Uniform,
+        Normal,
+        Zero,
+    }
+    let kinds = [("uniform", Kind::Uniform), ("normal", Kind::Normal), ("zero", Kind::Zero)];
+    let kind = section.choice("kind", &kinds);
+    let init = match kind {
+        Kind::Uniform => {
+            let scale = section.optional::<f64>("scale");
+            if scale.is_some_and(|scale| !single(scale)) {
+                section.fault("scale", format!("must be {SINGLE}"));
+            }
+            Init::Uniform { scale: scale.map(|scale| scale as f32) }
+        }
+        Kind::Normal => {
+            let std = section.number("std", 0.01, single, SINGLE) as f32;
+            Init::Normal { std }
+        }
+        Kind::Zero => Init::Zero,
+    };
+    section.finish(Some(&format!("init {}", kinds[kind as usize].0)));
+    init
+}
+
+/// Names of tables and of features are each used once. With a wide part, `x.wide` is the name of
+/// the wide part of `x`.
+fn unique(root: &Section<'_>, tables: &[TableConfig], wide: bool) {
+    let mut names = HashSet::new();
+    let mut features = HashSet::new();
+    for (index, table) in tables.iter().enumerate() {
+        if !names.insert(table.name.as_str()) {
+            root.fault(&format!("table.{index}.name"), format!("`{}` is used twice", table.name));
+        }
+        for feature in &table.features {
+            if !features.insert(feature.as_str()) {
+                let key = format!("table.{index}.features");
+                root.fault(&key, format!("feature `{feature}` is used twice"));
+            }
+        }
+    }
+    let taken = |name: &str, names: &HashSet<&str>| {
+        wide && name.strip_suffix(".wide").is_some_and(|of| names.contains(of))
+    };
+    for (index, table) in tables.iter().enumerate() {
+        if taken(&table.name, &names) {
+            let message = format!("model.wide gives `{}` to a wide part", table.name);
+            root.fault(&format!("table.{index}.name"), message);
+        }
+        for feature in table.features.iter().filter(|feature| taken(feature, &features)) {
+            let message = format!("model.wide gives `{feature}` to a wide part");
+            root.fault(&format!("table.{index}.features"), message);
+        }
+    }
+}
+
+/// criteo-tsv has fixed names.
+fn criteo_names(
+    section: &Section<'_>,
+    root: &Section<'_>,
+    data: &DataConfig,
+    tables: &[TableConfig],
+) {
+    let known = |name: &str, prefix: &str, last: usize| {
+        name.strip_prefix(prefix)
+            .and_then(|number| number.parse::<usize>().ok().filter(|n| n.to_string() == number))
+            .is_some_and(|number| (1..=last).contains(&number))
+    };
+    for name in data.dense.iter().filter(|name| !known(name, "i", 13)) {
+        section.fault("dense", format!("criteo-tsv has i1 to i13, not `{name}`"));
+    }
+    for (index, table) in tables.iter().enumerate() {
+        for name in table.features.iter().filter(|name| !known(name, "c", 26)) {
+            let key = format!("table.{index}.features");
+            root.fault(&key, format!("criteo-tsv has c1 to c26, not `{name}`"));
+        }
+    }
+}
+
+/// The network with the widths that its tables give it.
+pub(super) fn model_spec(model: &ModelConfig, tables: &[TableConfig]) -> ModelSpec {
+    let dims = |table: &TableConfig| std::iter::repeat_n(table.dim, table.features.len());
+    ModelSpec {
+        dense_features: model.dense_features,
+        bottom: model.bottom_mlp.clone(),
+        interaction: model.interaction.clone(),
+        features: tables.iter().flat_map(dims).collect(),
+        top: model.top_mlp.clone(),
+        wide: model.wide,
+        loss: model.loss,
+    }
+}
+
+/// The network's widths fit each other.
+fn widths(section: &Section<'_>, model: &ModelConfig, tables: &[TableConfig]) {
+    let faults = model_spec(model, tables).validate().err().unwrap_or_default();
+    // A table's dim has been looked at with the table.
+    for fault in faults.into_iter().filter(|fault| fault.key != "table.dim") {
+        section.fault(fault.key, fault.message);
+    }
+}
+
+fn train(mut section: Section<'_>, data: &DataConfig) -> TrainConfig {
+    let has_eval = !data.eval.is_empty()
+        || data.synthetic.as_ref().is_some_and(|synthetic| synthetic.eval_samples > 0);
+    let never_zero = |section: &mut Section<'_>, key: &str| {
+        let steps = section.optional::<u64>(key);
+        if steps == Some(0) {
+            section.fault(key, "must be at least 1 (leave it out for never)");
+        }
+        steps
+    };
+    let epochs = section.at_least_one("epochs", 1u64);
+    let max_steps = section.optional::<u64>("max_steps");
+    let eval_every = never_zero(&mut section, "eval_every");
+    if eval_every.is_some() && !has_eval {
+        section.fault("eval_every", "there is no data.eval");
+    }
+    let log_every = section.at_least_one("log_every", 100u64);
+    let checkpoint_every = never_zero(&mut section, "checkpoint_every");
+    let keep = section.at_least_one("keep", 2usize);
+    let window_steps = section.at_least_one("window_steps", 100usize);
+    let on_nonfinite = section
+        .choice("on_nonfinite", &[("error", OnNonfinite::Error), ("skip", OnNonfinite::Skip)]);
+    let early_stop = section.has("early_stop").then(|| {
+        let mut stop = section.section("early_stop");
+        let metrics =
+            [StopMetric::Auc, StopMetric::Logloss, StopMetric::Ne, StopMetric::GroupedAuc]
+                .map(|metric| (metric.name(), metric));
+        let metric = stop.required_choice("metric", &metrics).unwrap_or(StopMetric::Auc);
+        if !has_eval {
+            stop.fault("metric", "there is no data.eval to measure it on");
+        }
+        if metric == StopMetric::GroupedAuc && data.group.is_none() {
+            stop.fault("metric", "grouped_auc needs data.group");
+        }
+        let patience = stop.at_least_one("patience", 3u64);
+        let min_delta = stop.number("min_delta", 0.0, |x| x >= 0.0, "at least 0");
+        stop.finish(None);
+        EarlyStop { metric, patience, min_delta }
+    });
+    section.finish(None);
+    TrainConfig {
+        epochs,
+        max_steps,
+        eval_every,
+        log_every,
+        checkpoint_every,
+        keep,
+        window_steps,
+        on_nonfinite,
+        early_stop,
+    }
+}

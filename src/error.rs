@@ -1,0 +1,131 @@
+//! Everything that can stop a run, each with what a user can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use tessera_data::DataError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration was refused.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// The command line asks for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A file or folder cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file or folder cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{path}: {reason}")]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A checkpoint does not fit the configuration.
+    #[error("{path} does not fit this model: {reason}")]
+    Mismatch {
+        /// Checkpoint or weights file.
+        path: PathBuf,
+        /// Every difference.
+        reason: String,
+    },
+    /// Training data is wrong or missing.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// An embedding table refused.
+    #[error(transparent)]
+    Embedding(#[from] tessera_embedding::EmbeddingError),
+    /// An id that its table does not have, with the place it was read from.
+    #[error("{place}: {source}")]
+    BadInput {
+        /// File and row.
+        place: String,
+        /// Table, feature, sample and id.
+        source: tessera_embedding::EmbeddingError,
+    },
+    /// The dense network refused.
+    #[error(transparent)]
+    Dense(#[from] tessera_dense::DenseError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] tessera_device::DeviceError),
+    /// A loss or gradient is NaN or infinite.
+    #[error(
+        "step {step}: {what} is not finite; nothing of this step was written (lower the learning rate, set optimizer.clip_norm, or skip such steps with train.on_nonfinite = \"skip\")"
+    )]
+    NonFinite {
+        /// The step, from 1.
+        step: u64,
+        /// Which loss, parameter or table.
+        what: String,
+    },
+    /// Some rows moved in a step and others could not.
+    #[error(
+        "step {step}: {what} got a gradient or state that is not finite (they overflowed) while other rows moved; the model is between two steps, and no checkpoint of it is written (resume the last one with a lower learning rate or optimizer.clip_norm)"
+    )]
+    Torn {
+        /// The step, from 1.
+        step: u64,
+        /// Which rows.
+        what: String,
+    },
+    /// A label that the loss has no meaning for.
+    #[error("{place}: label {label} is outside 0 to 1")]
+    BadLabel {
+        /// File and row.
+        place: String,
+        /// The label.
+        label: f32,
+    },
+    /// The trainer failed before and refuses to go on.
+    #[error("the trainer refuses further work: it failed before ({0})")]
+    Poisoned(String),
+    /// The metrics endpoint could not be opened.
+    #[error("cannot listen on {address} for metrics: {reason}")]
+    Listen {
+        /// Address asked for.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// A layout cannot express the model.
+    #[error("export: layout {layout} cannot hold this model: {reason}")]
+    Layout {
+        /// Name of the layout.
+        layout: &'static str,
+        /// What it lacks.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// The process's exit code: 2 for a wrong use or configuration, 1 for a failed run.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Usage(_) | Self::Data(DataError::Spec { .. }) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Result of a command.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,41 @@
+//! `tessera eval`.
+
+use tessera_device::Cpu;
+
+use crate::checkpoint::Checkpoint;
+use crate::cli::{self, Split};
+use crate::config::Config;
+use crate::model::Model;
+use crate::signals::Signals;
+use crate::trainer::{Evaluated, evaluate};
+use crate::{Result, source};
+
+/// Loads the configuration and the model of a checkpoint.
+///
+/// Errors: a configuration or checkpoint that is wrong, or that do not fit each other.
+pub fn load(args: &cli::ConfigArgs, path: &std::path::Path) -> Result<(Config, Model<Cpu>)> {
+    let config = Config::load(&args.config, &args.set)?;
+    let checkpoint = Checkpoint::find(path)?;
+    let mut model = Model::new(&Cpu::new(config.threads)?, &config)?;
+    checkpoint.load(&mut model, false)?;
+    Ok((config, model))
+}
+
+/// Runs `tessera eval`.
+///
+/// Errors: as [`load`], or bad data by file and row.
+pub fn run(args: &cli::Eval) -> Result<()> {
+    let (config, mut model) = load(&args.config, &args.checkpoint)?;
+    source::required(&config, Split::Eval)?;
+    // Nothing is written, so that a signal may end the process at once.
+    if let Evaluated::Done(evaluation) = evaluate(&config, &mut model, &Signals::default())? {
+        if args.json {
+            let text = serde_json::to_string_pretty(&evaluation)
+                .expect("an evaluation has string keys only");
+            println!("{text}");
+        } else {
+            println!("{evaluation}");
+        }
+    }
+    Ok(())
+}

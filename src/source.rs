@@ -1,0 +1,167 @@
+//! From a configuration to the data it names.
+
+use tessera_data::{
+    BatchStream, DataMetrics, Event, FeatureSpec, Position, Prefetch, Schema, Shuffle, SourceSpec,
+    StreamOptions, ceiling_auc,
+};
+
+use crate::cli::Split;
+use crate::config::{Config, PipelineConfig, PipelineMode};
+use crate::{Error, Result};
+
+/// Samples that the ceiling AUC of synthetic data is computed over, at the most.
+const CEILING_SAMPLES: u64 = 100_000;
+
+/// The columns that a configuration reads.
+#[must_use]
+pub fn schema(config: &Config) -> Schema {
+    let features = config.tables.iter().flat_map(|table| {
+        table.features.iter().zip(&table.hots).map(|(name, &hots)| FeatureSpec {
+            name: name.clone(),
+            rows: table.rows,
+            weighted: table.weighted,
+            hots,
+        })
+    });
+    Schema {
+        dense: config.data.dense.clone(),
+        features: features.collect(),
+        label: config.data.label.clone(),
+        sample_weight: config.data.sample_weight.clone(),
+        group: config.data.group.clone(),
+    }
+}
+
+/// The source of `split`; `None` when the configuration has no such data.
+#[must_use]
+pub fn spec(config: &Config, split: Split) -> Option<SourceSpec> {
+    let data = &config.data;
+    let mut spec = if let Some(synthetic) = &data.synthetic {
+        let range = match split {
+            Split::Train => synthetic.spec.clone(),
+            Split::Eval => synthetic.spec.following(synthetic.eval_samples),
+        };
+        if range.samples == 0 {
+            return None;
+        }
+        SourceSpec::synthetic(schema(config), range)
+    } else {
+        let files = match split {
+            Split::Train => &data.train,
+            Split::Eval => &data.eval,
+        };
+        if files.is_empty() {
+            return None;
+        }
+        SourceSpec::files(data.format, files.clone(), schema(config))
+    };
+    spec.dense_transform = data.dense_transform;
+    spec.on_nan_dense = data.on_nan_dense;
+    Some(spec)
+}
+
+/// The source of `split`, which a command cannot do without.
+///
+/// Errors: [`Error::Usage`] when the configuration names none.
+pub fn required(config: &Config, split: Split) -> Result<SourceSpec> {
+    spec(config, split).ok_or_else(|| {
+        let key = match (split, &config.data.synthetic) {
+            (Split::Train, _) => "data.train",
+            (Split::Eval, None) => "data.eval",
+            (Split::Eval, Some(_)) => "data.synthetic.eval_samples",
+        };
+        Error::Usage(format!("the configuration has no data for this: set {key}"))
+    })
+}
+
+/// Expected AUC of the teacher's own probabilities on the evaluation samples of synthetic data.
+///
+/// Errors: what the source says.
+pub fn ceiling(config: &Config) -> Result<Option<f64>> {
+    let split = if config.data.synthetic.as_ref().is_some_and(|s| s.eval_samples > 0) {
+        Split::Eval
+    } else {
+        Split::Train
+    };
+    match spec(config, split).and_then(|spec| Some((spec.schema, spec.synthetic?))) {
+        None => Ok(None),
+        Some((schema, synthetic)) => {
+            let first = synthetic.first_sample;
+            let samples = synthetic.samples.min(CEILING_SAMPLES);
+            Ok(ceiling_auc(&schema, &synthetic, first..first + samples)?)
+        }
+    }
+}
+
+/// Batches in the order of the data.
+pub struct Batches {
+    reading: Reading,
+    epoch_samples: Option<u64>,
+}
+
+enum Reading {
+    /// By the thread that asks.
+    Serial(Box<BatchStream>),
+    /// Ahead, by a thread of its own.
+    Prefetch(Prefetch),
+}
+
+impl Batches {
+    /// The training batches of a configuration from `start` on.
+    ///
+    /// Errors: data that cannot be opened.
+    pub fn train(config: &Config, start: Position, metrics: &DataMetrics) -> Result<Self> {
+        let options = StreamOptions {
+            batch_size: config.data.batch_size,
+            epochs: Some(config.train.epochs),
+            shuffle: (config.data.shuffle_window > 1).then_some(Shuffle {
+                window_samples: config.data.shuffle_window,
+                seed: config.seed,
+            }),
+            start,
+        };
+        Self::open(required(config, Split::Train)?, options, config.pipeline, metrics)
+    }
+
+    /// One pass over the evaluation batches.
+    ///
+    /// Errors: data that cannot be opened.
+    pub fn eval(config: &Config, spec: SourceSpec) -> Result<Self> {
+        let options = StreamOptions::one_epoch(config.data.eval_batch_size);
+        // Evaluations do not count as training in the data metrics.
+        Self::open(spec, options, config.pipeline, &DataMetrics::unregistered())
+    }
+
+    fn open(
+        spec: SourceSpec,
+        options: StreamOptions,
+        pipeline: PipelineConfig,
+        metrics: &DataMetrics,
+    ) -> Result<Self> {
+        let stream = BatchStream::new(spec, options, metrics.clone())?;
+        let epoch_samples = stream.epoch_samples();
+        let reading = match pipeline.mode {
+            PipelineMode::Prefetch => {
+                Reading::Prefetch(Prefetch::new(stream, pipeline.depth, metrics.clone())?)
+            }
+            PipelineMode::Serial => Reading::Serial(Box::new(stream)),
+        };
+        Ok(Self { reading, epoch_samples })
+    }
+
+    /// Samples of an epoch, if the data tells without being read.
+    #[must_use]
+    pub fn epoch_samples(&self) -> Option<u64> {
+        self.epoch_samples
+    }
+
+    /// The next batch or end of an epoch; `None` after the last.
+    ///
+    /// Errors: bad data, by file and row.
+    pub fn next_event(&mut self) -> Result<Option<Event>> {
+        Ok(match &mut self.reading {
+            Reading::Serial(stream) => stream.next_event()?,
+            Reading::Prefetch(prefetch) => prefetch.next_event()?,
+        })
+    }
+}

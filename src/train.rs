@@ -1,0 +1,305 @@
+//! `tessera train`.
+
+use std::path::{Path, PathBuf};
+
+use prometheus::Registry;
+use tessera_data::Event;
+use tessera_device::Cpu;
+
+use crate::Result;
+use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST};
+use crate::cli;
+use crate::config::Config;
+use crate::evaluation::Evaluation;
+use crate::metrics::Metrics;
+use crate::model::{Clock, Model, ModelDevice};
+use crate::progress::{Progress, Standing};
+use crate::run_dir::{RunDir, Summary};
+use crate::serve::{Health, MetricsServer};
+use crate::signals::{Signal, Signals};
+use crate::source::{self, Batches};
+use crate::trainer::{Evaluated, Trainer};
+
+/// Why a run ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All epochs or steps are done.
+    Done,
+    /// The metric followed no longer got better.
+    EarlyStop,
+    /// A signal asked for it.
+    Signal(Signal),
+}
+
+impl Ended {
+    /// The process's exit code.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Done | Self::EarlyStop => 0,
+            Self::Signal(signal) => signal.exit_code(),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::EarlyStop => "early_stop",
+            Self::Signal(signal) => signal.name(),
+        }
+    }
+}
+
+/// Runs `tessera train`.
+///
+/// Errors: whatever stopped the run; what had been checkpointed stays whole.
+pub fn run(args: &cli::Train) -> Result<Ended> {
+    let config = Config::load(&args.config.config, &args.config.set)?;
+    let resumed = args.resume.as_deref().map(Checkpoint::find).transpose()?;
+    let out = Out::choose(args, resumed.as_ref())?;
+    let signals = Signals::catch()?;
+    let device = Cpu::new(config.threads)?;
+    train_on(&device, &config, args, resumed.as_ref(), &out, &signals)
+}
+
+/// The run's folder and what it is to this run.
+struct Out {
+    path: PathBuf,
+    /// Whether the resumed checkpoint lies in it.
+    same_run: bool,
+}
+
+impl Out {
+    fn choose(args: &cli::Train, resumed: Option<&Checkpoint>) -> Result<Self> {
+        let run_of = |checkpoint: &Checkpoint| {
+            let folder = std::path::absolute(&checkpoint.folder).ok()?;
+            Some(folder.parent()?.parent()?.to_path_buf())
+        };
+        let resumed_run = resumed.and_then(run_of);
+        let path = match (&args.out, &resumed_run) {
+            (Some(out), _) => out.clone(),
+            (None, Some(run)) => run.clone(),
+            (None, None) => free_folder(&args.config.config),
+        };
+        let same = |run: &PathBuf| matches!((run.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
+        let same_run = resumed_run.as_ref().is_some_and(same);
+        if !same_run {
+            RunDir::check_new(&path)?;
+        }
+        Ok(Self { path, same_run })
+    }
+}
+
+/// `runs/<name of the config>-<first number not in use>`.
+fn free_folder(config: &Path) -> PathBuf {
+    let name = config.file_stem().unwrap_or_default().to_string_lossy();
+    (1u64..)
+        .map(|number| Path::new("runs").join(format!("{name}-{number}")))
+        .find(|path| !path.exists())
+        .expect("numbers do not run out")
+}
+
+fn train_on<D: ModelDevice>(
+    device: &D,
+    config: &Config,
+    args: &cli::Train,
+    resumed: Option<&Checkpoint>,
+    out: &Out,
+    signals: &Signals,
+) -> Result<Ended> {
+    let registry = Registry::new();
+    let model = Model::new(device, config)?;
+    let metrics = Metrics::register(&registry, model.table_names())?;
+    let mut trainer = Trainer::new(config, &metrics, signals, model);
+    if let Some(checkpoint) = resumed {
+        trainer.resume(checkpoint, out.same_run)?;
+    }
+    if let Some(weights) = &args.init {
+        trainer.init(weights)?;
+    }
+    let batches = Batches::train(config, trainer.moment().position, &metrics.data)?;
+    let health = Health::default();
+    let server = match &config.listen {
+        Some(listen) => Some(MetricsServer::start(listen, registry, health.clone())?),
+        None => None,
+    };
+    let mut run = if out.same_run {
+        RunDir::resume(&out.path, trainer.moment().step)?
+    } else {
+        RunDir::create(&out.path)?
+    };
+    if out.same_run {
+        // From here on the checkpoint resumed is the last one, whatever came after it before.
+        let moment = trainer.moment();
+        checkpoint::point(&Disk, &run.checkpoints(), LAST, moment.step)?;
+        if let Some(best) = &moment.best {
+            checkpoint::point(&Disk, &run.checkpoints(), BEST, best.step)?;
+        }
+    }
+    run.config(&config.resolved)?;
+    let mut progress = Progress::new(
+        samples_total(config, &batches),
+        trainer.moment().samples,
+        config.train.log_every,
+    );
+    progress.say(&format!("run: {}", out.path.display()));
+    if let Some(server) = &server {
+        progress.say(&format!("metrics: http://{}/metrics", server.address()));
+    }
+    let mut session = Session {
+        config,
+        trainer: &mut trainer,
+        batches,
+        run: &mut run,
+        progress: &mut progress,
+        signals,
+    };
+    let (ended, evaluation) = session.train().inspect_err(|_| health.fail())?;
+    progress.finish();
+    let moment = trainer.moment();
+    let summary = Summary {
+        steps: moment.step,
+        samples: moment.samples,
+        samples_per_s: progress.samples_per_s(moment.samples),
+        eval: evaluation,
+        best: moment.best.clone(),
+        ceiling_auc: source::ceiling(config)?,
+        ended: ended.name(),
+        seed: config.seed,
+        ranks: 1,
+        device: device.info().kind.to_owned(),
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    run.summary(&summary)?;
+    run.flush()?;
+    report(&summary);
+    Ok(ended)
+}
+
+/// Samples of the whole run, if the data tells how many it has.
+fn samples_total(config: &Config, batches: &Batches) -> Option<u64> {
+    let epoch = batches.epoch_samples();
+    let by_epochs = epoch.map(|samples| samples * config.train.epochs);
+    let by_steps = config.train.max_steps.map(|steps| steps * config.data.batch_size as u64);
+    match (by_epochs, by_steps) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// What the loop of a run works on.
+struct Session<'a, 't, D: ModelDevice> {
+    config: &'a Config,
+    trainer: &'a mut Trainer<'t, D>,
+    batches: Batches,
+    run: &'a mut RunDir,
+    progress: &'a mut Progress,
+    signals: &'a Signals,
+}
+
+impl<D: ModelDevice> Session<'_, '_, D> {
+    /// Trains to the end, with the final evaluation and checkpoint.
+    fn train(&mut self) -> Result<(Ended, Option<Evaluation>)> {
+        let mut evaluated = None;
+        let ended = loop {
+            if let Some(signal) = self.signals.received() {
+                break Ended::Signal(signal);
+            }
+            let step = self.trainer.moment().step;
+            if self.config.train.max_steps.is_some_and(|max| step >= max) {
+                break Ended::Done;
+            }
+            let mut clock = Clock::start();
+            let event = self.batches.next_event()?;
+            clock.lap("read");
+            match event {
+                None => break Ended::Done,
+                Some(Event::Batch { batch, epoch, after }) => {
+                    let line = self.trainer.step(self.run, &batch, epoch, after, clock)?;
+                    self.progress.step(&Standing {
+                        step: line.step,
+                        epoch,
+                        samples: line.samples,
+                        loss: line.loss.unwrap_or(f64::NAN),
+                        window_ne: line.window_ne,
+                    });
+                    if line.step.is_multiple_of(self.config.train.log_every) {
+                        self.run.flush()?;
+                    }
+                    let due = |every: Option<u64>| {
+                        every.is_some_and(|every| line.step.is_multiple_of(every))
+                    };
+                    if due(self.config.train.eval_every) {
+                        evaluated = self.evaluate()?;
+                    }
+                    if due(self.config.train.checkpoint_every) {
+                        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
+                        self.progress.pause(|| trainer.checkpoint(run, false))?;
+                    }
+                }
+                Some(Event::EpochEnd { .. }) => {
+                    // Between epochs a metric that is followed is looked at too.
+                    if self.config.train.early_stop.is_some() && !self.is_current(&evaluated) {
+                        evaluated = self.evaluate()?;
+                    }
+                }
+            }
+            if self.should_stop() {
+                break Ended::EarlyStop;
+            }
+        };
+        if !matches!(ended, Ended::Signal(_)) && !self.is_current(&evaluated) {
+            evaluated = self.evaluate()?;
+        }
+        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
+        self.progress.pause(|| trainer.checkpoint(run, false))?;
+        // A signal may have come during the last evaluation.
+        let ended = self.signals.received().map_or(ended, Ended::Signal);
+        let evaluation = evaluated
+            .filter(|(step, _)| *step == self.trainer.moment().step)
+            .map(|(_, evaluation)| evaluation);
+        Ok((ended, evaluation))
+    }
+
+    /// Whether the evaluation is of this very moment.
+    fn is_current(&self, evaluated: &Option<(u64, Evaluation)>) -> bool {
+        evaluated.as_ref().is_some_and(|(step, _)| *step == self.trainer.moment().step)
+    }
+
+    fn should_stop(&self) -> bool {
+        let waited = self.trainer.moment().evaluations_without_improvement;
+        self.config.train.early_stop.as_ref().is_some_and(|stop| waited >= stop.patience)
+    }
+
+    /// Evaluates now and, when a metric is followed, keeps the best checkpoint. Gives the step
+    /// and the figures.
+    fn evaluate(&mut self) -> Result<Option<(u64, Evaluation)>> {
+        let trainer = &mut *self.trainer;
+        let Evaluated::Done(evaluation) = self.progress.pause(|| trainer.evaluate())? else {
+            return Ok(None);
+        };
+        let step = self.trainer.moment().step;
+        self.progress.say(&format!("eval at step {step}: {evaluation}"));
+        if let Some(stop) = &self.config.train.early_stop
+            && self.trainer.judge(stop, &evaluation)
+        {
+            let (trainer, run) = (&mut *self.trainer, &mut *self.run);
+            self.progress.pause(|| trainer.checkpoint(run, true))?;
+        }
+        Ok(Some((step, evaluation)))
+    }
+}
+
+/// The end of a run, for people.
+fn report(summary: &Summary) {
+    println!(
+        "{}: {} steps, {} samples, {:.0} samples/s",
+        summary.ended, summary.steps, summary.samples, summary.samples_per_s
+    );
+    if let Some(evaluation) = &summary.eval {
+        println!("eval: {evaluation}");
+    }
+    if let Some(auc) = summary.ceiling_auc {
+        println!("ceiling: AUC {auc:.4} (expected for the planted teacher's own probabilities)");
+    }
+}

@@ -1,0 +1,307 @@
+//! One training run: steps, evaluations and checkpoints in their order.
+//!
+//! A [`Trainer`] owns the model and the moment of the run (step, samples, position in the data,
+//! best evaluation). Each step either happens whole, or, when its batch is bad or its gradients
+//! are not finite, changes nothing. After a step that failed half-way, or a failed write, it
+//! refuses further work and no checkpoint is written.
+
+use std::time::Instant;
+
+use tessera_data::{Batch, Position};
+use tessera_dense::Schedule;
+
+use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
+use crate::cli::Split;
+use crate::config::{Config, EarlyStop, OnNonfinite};
+use crate::evaluation::{Evaluation, Evaluator};
+use crate::metrics::Metrics;
+use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
+use crate::run_dir::{RunDir, StepLine};
+use crate::signals::Signals;
+use crate::source::{self, Batches};
+use crate::window::Window;
+use crate::{Error, Result};
+
+/// What became of an evaluation.
+pub enum Evaluated {
+    /// There is no evaluation data.
+    NoData,
+    /// A signal came first.
+    Interrupted,
+    /// The figures.
+    Done(Evaluation),
+}
+
+/// A model in training.
+pub struct Trainer<'a, D: ModelDevice> {
+    config: &'a Config,
+    metrics: &'a Metrics,
+    signals: &'a Signals,
+    model: Model<D>,
+    schedule: Schedule,
+    moment: Moment,
+    /// Step of the newest checkpoint of this run.
+    checkpointed: Option<u64>,
+    /// Why no further work is done.
+    failed: Option<String>,
+}
+
+impl<'a, D: ModelDevice> Trainer<'a, D> {
+    /// A trainer at its start.
+    pub fn new(
+        config: &'a Config,
+        metrics: &'a Metrics,
+        signals: &'a Signals,
+        model: Model<D>,
+    ) -> Self {
+        metrics.embedding.set_resident(model.embedding());
+        metrics.dense_resident_bytes.set(model.dense_bytes() as i64);
+        let moment = Moment {
+            step: 0,
+            samples: 0,
+            updates: 0,
+            position: Position::default(),
+            seed: config.seed,
+            window: Window::new(config.train.window_steps),
+            best: None,
+            evaluations_without_improvement: 0,
+        };
+        Self {
+            config,
+            metrics,
+            signals,
+            model,
+            schedule: config.schedule,
+            moment,
+            checkpointed: None,
+            failed: None,
+        }
+    }
+
+    /// Puts the trainer at the moment of a checkpoint: weights, states and scalars.
+    ///
+    /// `same_run` says that the checkpoint lies in the folder that this run writes to.
+    ///
+    /// Errors: a damaged checkpoint, or one of another model or seed; nothing is written then.
+    pub fn resume(&mut self, checkpoint: &Checkpoint, same_run: bool) -> Result<()> {
+        let moment = &checkpoint.manifest.moment;
+        if moment.seed != self.config.seed {
+            return Err(Error::Mismatch {
+                path: checkpoint.folder.clone(),
+                reason: format!(
+                    "its run has seed {}, the configuration {}; a run goes on with its own seed",
+                    moment.seed, self.config.seed
+                ),
+            });
+        }
+        checkpoint.load(&mut self.model, true)?;
+        self.moment = moment.clone();
+        self.moment.window = moment.window.clone().resized(self.config.train.window_steps);
+        self.checkpointed = same_run.then_some(moment.step);
+        Ok(())
+    }
+
+    /// Reads a weights file.
+    ///
+    /// Errors: weights of another model; nothing is written then.
+    pub fn init(&mut self, path: &std::path::Path) -> Result<()> {
+        checkpoint::init(path, &mut self.model)
+    }
+
+    /// Where the run stands.
+    pub fn moment(&self) -> &Moment {
+        &self.moment
+    }
+
+    /// Trains on one batch, which ends at position `after` of epoch `epoch`, and writes its line
+    /// to the run's folder. `read_ms` is how long the batch was waited for.
+    ///
+    /// Errors: bad input or a gradient that is not finite (nothing of the step is written), or a
+    /// failure, after which the trainer refuses further work.
+    pub fn step(
+        &mut self,
+        run: &mut RunDir,
+        batch: &Batch,
+        epoch: u64,
+        after: Position,
+        mut clock: Clock,
+    ) -> Result<StepLine> {
+        self.alive()?;
+        let number = self.moment.step + 1;
+        let lr_factor = self.schedule.factor(self.moment.updates + 1);
+        let scalars = StepScalars { update: self.moment.updates + 1, lr_factor };
+        let outcome = self.model.train_step(batch, scalars, self.metrics, &mut clock);
+        let loss = match outcome {
+            Ok(Stepped::Done(loss)) => {
+                self.moment.updates += 1;
+                self.moment.window.add(loss.logloss, loss.labels, loss.weight);
+                Some(loss.mean)
+            }
+            Ok(Stepped::NonFinite(what)) => match self.config.train.on_nonfinite {
+                OnNonfinite::Error => return Err(Error::NonFinite { step: number, what }),
+                OnNonfinite::Skip => {
+                    self.metrics.skipped_steps.inc();
+                    None
+                }
+            },
+            Ok(Stepped::Torn(what)) => {
+                let error = Error::Torn { step: number, what };
+                self.failed = Some(error.to_string());
+                return Err(error);
+            }
+            // Refused before the first write: the model is as it was.
+            Err(error @ (Error::BadInput { .. } | Error::BadLabel { .. })) => return Err(error),
+            Err(error) => {
+                self.failed = Some(error.to_string());
+                return Err(error);
+            }
+        };
+        self.moment.step = number;
+        self.moment.samples += batch.samples() as u64;
+        self.moment.position = after;
+        let (step_ms, stages) = clock.finish();
+        let line = StepLine {
+            step: number,
+            epoch,
+            samples: self.moment.samples,
+            loss,
+            window_ne: self.moment.window.ne(),
+            step_ms,
+            stages,
+        };
+        run.step(&line).inspect_err(|error| self.failed = Some(error.to_string()))?;
+        self.show(&line, batch, lr_factor);
+        Ok(line)
+    }
+
+    fn show(&self, line: &StepLine, batch: &Batch, lr_factor: f64) {
+        let metrics = self.metrics;
+        metrics.steps.inc();
+        metrics.samples.inc_by(batch.samples() as u64);
+        metrics.epoch.set(line.epoch as i64);
+        if let Some(loss) = line.loss {
+            metrics.loss.set(loss);
+        }
+        if let Some(ne) = line.window_ne {
+            metrics.window_ne.set(ne);
+        }
+        metrics.learning_rate_factor.set(lr_factor);
+        metrics.learning_rate.set(lr_factor * self.config.dense_optimizer.lr());
+        metrics.step_seconds.observe(line.step_ms / 1e3);
+        for (stage, ms) in &line.stages {
+            metrics.stage_seconds.with_label_values(&[stage.as_str()]).observe(ms / 1e3);
+        }
+    }
+
+    /// Evaluates the model on the configuration's evaluation data and notes whether it is the
+    /// best so far.
+    ///
+    /// Errors: bad data, by file and row.
+    pub fn evaluate(&mut self) -> Result<Evaluated> {
+        self.alive()?;
+        let start = Instant::now();
+        let evaluated = evaluate(self.config, &mut self.model, self.signals)?;
+        if let Evaluated::Done(evaluation) = &evaluated {
+            self.metrics.eval_seconds.observe(start.elapsed().as_secs_f64());
+            self.metrics.evaluated(evaluation);
+        }
+        Ok(evaluated)
+    }
+
+    /// Holds an evaluation against the best one. Gives whether it is the best so far, when a
+    /// metric is followed.
+    pub fn judge(&mut self, stop: &EarlyStop, evaluation: &Evaluation) -> bool {
+        let value = evaluation.get(stop.metric);
+        let better = match (&self.moment.best, value) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(best), Some(value)) if stop.metric.higher_is_better() => {
+                value > best.value + stop.min_delta
+            }
+            (Some(best), Some(value)) => value < best.value - stop.min_delta,
+        };
+        if let (true, Some(value)) = (better, value) {
+            let metric = stop.metric.name().to_owned();
+            self.moment.best = Some(Best { step: self.moment.step, metric, value });
+            self.moment.evaluations_without_improvement = 0;
+        } else {
+            self.moment.evaluations_without_improvement += 1;
+        }
+        better
+    }
+
+    /// Writes a checkpoint of this moment, unless the newest one is of this moment already.
+    /// `best` makes it the best one too.
+    ///
+    /// Errors: a failed write; the checkpoints before stay whole, and the trainer refuses further
+    /// work.
+    pub fn checkpoint(&mut self, run: &mut RunDir, best: bool) -> Result<()> {
+        self.alive()?;
+        let start = Instant::now();
+        let result = self.write_checkpoint(run, best);
+        match &result {
+            Ok(Some(bytes)) => {
+                self.metrics.checkpoint_seconds.observe(start.elapsed().as_secs_f64());
+                self.metrics.checkpoint_bytes.set(*bytes as i64);
+                self.metrics.checkpoint_step.set(self.moment.step as i64);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                self.metrics.checkpoint_failures.inc();
+                self.failed = Some(error.to_string());
+            }
+        }
+        result.map(|_| ())
+    }
+
+    fn write_checkpoint(&mut self, run: &mut RunDir, best: bool) -> Result<Option<u64>> {
+        let folder = run.checkpoints();
+        let step = self.moment.step;
+        let mut written = None;
+        if self.checkpointed != Some(step) || best {
+            // A resumed run cuts the lines after its checkpoint, so those before must be there.
+            run.sync()?;
+            let config = &self.config.resolved;
+            let done = checkpoint::write(&Disk, &folder, &self.model, &self.moment, config)?;
+            written = Some(done.bytes);
+            self.checkpointed = Some(step);
+        }
+        if best {
+            checkpoint::point(&Disk, &folder, BEST, step)?;
+        }
+        let kept = self.moment.best.as_ref().map(|best| best.step);
+        checkpoint::prune(&Disk, &folder, step, self.config.train.keep, kept)?;
+        Ok(written)
+    }
+
+    fn alive(&self) -> Result<()> {
+        match &self.failed {
+            Some(reason) => Err(Error::Poisoned(reason.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Evaluates `model` on the evaluation data of `config`.
+///
+/// Errors: bad data, by file and row.
+pub fn evaluate<D: ModelDevice>(
+    config: &Config,
+    model: &mut Model<D>,
+    signals: &Signals,
+) -> Result<Evaluated> {
+    let Some(spec) = source::spec(config, Split::Eval) else { return Ok(Evaluated::NoData) };
+    let mut batches = Batches::eval(config, spec)?;
+    let mut evaluator = Evaluator::new(config.data.group.is_some());
+    while let Some(event) = batches.next_event()? {
+        if signals.received().is_some() {
+            return Ok(Evaluated::Interrupted);
+        }
+        if let tessera_data::Event::Batch { batch, .. } = event {
+            model.check_labels(&batch)?;
+            let logits = model.predict(&batch)?;
+            evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());
+        }
+    }
+    Ok(Evaluated::Done(evaluator.finish()))
+}
