@@ -1,0 +1,370 @@
+//! Lookups and updates on the host's cores.
+//!
+//! Forward passes are cut by bags and updates by rows, so that every number has one owner and the
+//! cut never shows in a result. Loops over rows prefetch: a batch's rows are scattered over tables
+//! far larger than any cache, and the time of both passes is that of fetching them.
+
+mod group;
+mod init;
+mod numbers;
+mod pool;
+mod rows;
+mod rules;
+mod update;
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rayon::prelude::*;
+use tessera_cache::Resident;
+use tessera_device::{Cpu, CpuStream, HostBuffer, Philox, Simd};
+
+use crate::{
+    HostLookup, LookupOps, Pooling, Precision, Result, Row, Schema, SparseStep, TableSpec,
+    UpdateStats,
+};
+use group::{Groups, Part};
+use pool::Bags;
+use rows::RawRows;
+use rules::Rule;
+use update::{Gradients, Owner, TableUpdate, Weights};
+
+/// Groupings kept for reuse: as many as batches are likely to be in flight.
+const GROUPS_KEPT: usize = 8;
+
+/// Bags that one task pools at the least.
+const TASK_BAGS_MIN: usize = 8;
+
+/// Tasks a thread, so that a slow one does not hold up the rest.
+const TASKS_PER_THREAD: usize = 8;
+
+/// Below this many numbers to read, waking the pool costs more than it saves.
+const INLINE_NUMBERS: u64 = 1 << 14;
+
+/// Memory that lookups and updates on the CPU reuse from step to step.
+#[derive(Debug, Default)]
+pub struct CpuScratch {
+    groups: Mutex<Vec<Groups>>,
+    owners: Mutex<Vec<Vec<Owner>>>,
+}
+
+/// A batch's lookup on the CPU: its rows where the resolver left them.
+#[derive(Debug)]
+pub struct CpuLookup {
+    schema: Arc<Schema>,
+    scratch: Arc<CpuScratch>,
+    host: HostLookup,
+    groups: OnceLock<Groups>,
+}
+
+impl Drop for CpuLookup {
+    fn drop(&mut self) {
+        if let Some(groups) = self.groups.take() {
+            let mut kept = lock(&self.scratch.groups);
+            if kept.len() < GROUPS_KEPT {
+                kept.push(groups);
+            }
+        }
+    }
+}
+
+/// Locks scratch memory. A panic elsewhere leaves nothing half done in it: entries are taken out
+/// whole and put back whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CpuLookup {
+    /// The grouping, made now unless it was made before.
+    ///
+    /// Two threads that ask at once both work and one result stays: waiting for the other while
+    /// holding a worker of the pool could wait for ever.
+    fn groups(&self, cpu: &Cpu) -> &Groups {
+        if let Some(groups) = self.groups.get() {
+            return groups;
+        }
+        let mut groups = lock(&self.scratch.groups).pop().unwrap_or_default();
+        groups.plan(&self.schema, &self.host, cpu.threads());
+        let parallel = self.parallel(cpu);
+        let parts = groups.parts_mut();
+        let fill = |part: &mut Part| part.fill(&self.schema, &self.host);
+        if parallel {
+            cpu.run(|| parts.par_iter_mut().with_max_len(1).for_each(fill));
+        } else {
+            parts.iter_mut().for_each(fill);
+        }
+        self.groups.get_or_init(|| groups)
+    }
+
+    /// Whether the work is worth more than one thread.
+    fn parallel(&self, cpu: &Cpu) -> bool {
+        let tables = self.schema.tables().iter().zip(&self.host.rows_read);
+        let numbers = tables.map(|(spec, rows)| rows.saturating_mul(spec.dim as u64));
+        cpu.threads() > 1 && numbers.fold(0, u64::saturating_add) >= INLINE_NUMBERS
+    }
+
+    /// Runs `work` for every part of the grouping with an owner of its own, then hands the
+    /// owners, in the order of parts, to `finish`.
+    fn each_part<R>(
+        &self,
+        cpu: &Cpu,
+        work: impl Fn(usize, &Part, &mut Owner) + Sync,
+        finish: impl FnOnce(&[Part], &[Owner]) -> R,
+    ) -> R {
+        let parts = self.groups(cpu).parts();
+        let mut owners = lock(&self.scratch.owners).pop().unwrap_or_default();
+        if owners.len() < parts.len() {
+            owners.resize_with(parts.len(), Owner::default);
+        }
+        let used = &mut owners[..parts.len()];
+        if self.parallel(cpu) {
+            cpu.run(|| {
+                used.par_iter_mut()
+                    .zip(parts)
+                    .enumerate()
+                    .with_max_len(1)
+                    .for_each(|(i, (owner, part))| work(i, part, owner));
+            });
+        } else {
+            for (i, (owner, part)) in used.iter_mut().zip(parts).enumerate() {
+                work(i, part, owner);
+            }
+        }
+        let result = finish(parts, used);
+        lock(&self.scratch.owners).push(owners);
+        result
+    }
+
+    /// The gradients of a part whose rows are at `slots`.
+    fn gradients<'a>(
+        &'a self,
+        part: &'a Part,
+        slots: &'a [u64],
+        grad: &'a [f32],
+        stride: usize,
+    ) -> Gradients<'a> {
+        Gradients {
+            dim: self.schema.tables()[part.table()].dim,
+            rows: part.rows(),
+            slots,
+            starts: part.starts(),
+            terms: part.terms(),
+            scales: part.scales(),
+            grad,
+            stride,
+            bags: self.host.bags,
+            columns: self.schema.columns_of(part.table()),
+        }
+    }
+
+    /// Pools all features of the bags from `first` on into `out`, (bags, stride).
+    fn pool_bags(
+        &self,
+        simd: Simd,
+        stores: &[Resident<Cpu>],
+        first: usize,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let bags = out.len() / stride;
+        for (spec, feature) in self.schema.features().iter().zip(&self.host.features) {
+            let (table, store) = (&self.schema.tables()[spec.table], &stores[spec.table]);
+            let plane: &[u8] = store.weights();
+            let slots = store.slots(bytemuck::cast_slice(&feature.rows));
+            let offsets = &feature.offsets[first..=first + bags];
+            macro_rules! bags_of {
+                () => {
+                    &Bags {
+                        table: bytemuck::cast_slice(plane),
+                        dim: table.dim,
+                        slots,
+                        weights: feature.weights.as_deref(),
+                        offsets,
+                        mean: table.pooling == Pooling::Mean,
+                        stride,
+                        column: spec.column,
+                    }
+                };
+            }
+            match table.precision {
+                Precision::Fp32 => pool::pool_fp32(simd, bags_of!(), out),
+                Precision::Fp16 => pool::pool_fp16(simd, bags_of!(), out),
+                Precision::Bf16 => pool::pool_bf16(simd, bags_of!(), out),
+            }
+        }
+    }
+}
+
+/// What an update at `step` needs of a table.
+fn table_update<'a>(
+    spec: &TableSpec,
+    store: &'a mut Resident<Cpu>,
+    seed: u64,
+    step: &SparseStep,
+) -> TableUpdate<'a> {
+    let (weights, state) = store.planes_mut();
+    let dim = spec.dim;
+    let weights = match spec.precision {
+        Precision::Fp32 => Weights::Fp32(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
+        Precision::Fp16 => Weights::Fp16(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
+        Precision::Bf16 => Weights::Bf16(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
+    };
+    let all = spec.optimizer.state_columns(dim);
+    let first = spec.optimizer.state().first().map_or(0, |tensor| tensor.columns(dim));
+    // First values use counters below 2^62 (columns / 4) in the high half; a step's key comes
+    // from counters that they never reach.
+    let words = Philox::for_name(seed, &spec.name).block(step.t, u64::MAX);
+    let key = u64::from(words[0]) | u64::from(words[1]) << 32;
+    TableUpdate {
+        rule: Rule::new(&spec.optimizer, step),
+        clip: step.clip,
+        weights,
+        state: RawRows::new(bytemuck::cast_slice_mut(state), all),
+        state_columns: (first, all - first),
+        rounding: Philox::new(key),
+    }
+}
+
+impl LookupOps for Cpu {
+    type Lookup = CpuLookup;
+    type Scratch = CpuScratch;
+
+    fn stage(
+        &self,
+        _: &CpuStream,
+        schema: &Arc<Schema>,
+        scratch: &Arc<CpuScratch>,
+        lookup: HostLookup,
+    ) -> Result<CpuLookup> {
+        Ok(CpuLookup {
+            schema: Arc::clone(schema),
+            scratch: Arc::clone(scratch),
+            host: lookup,
+            groups: OnceLock::new(),
+        })
+    }
+
+    fn group(&self, _: &CpuStream, lookup: &CpuLookup) -> Result<()> {
+        lookup.groups(self);
+        Ok(())
+    }
+
+    fn unique_counts(&self, _: &CpuStream, lookup: &CpuLookup) -> Result<Vec<u64>> {
+        let mut counts = vec![0; lookup.schema.tables().len()];
+        for part in lookup.groups(self).parts() {
+            counts[part.table()] += part.rows().len() as u64;
+        }
+        Ok(counts)
+    }
+
+    fn unique_rows(&self, _: &CpuStream, lookup: &CpuLookup, table: usize) -> Result<Vec<Row>> {
+        let parts = lookup.groups(self).parts().iter().filter(|part| part.table() == table);
+        Ok(parts.flat_map(|part| part.rows().iter().copied().map(Row)).collect())
+    }
+
+    fn initialize(
+        &self,
+        _: &CpuStream,
+        table: &TableSpec,
+        seed: u64,
+        store: &mut Resident<Self>,
+    ) -> Result<()> {
+        let weights = store.planes_mut().0;
+        let generator = Philox::for_name(seed, &table.name);
+        self.run(|| init::fill(table, generator, weights));
+        Ok(())
+    }
+
+    fn forward(
+        &self,
+        _: &CpuStream,
+        stores: &[Resident<Self>],
+        lookup: &CpuLookup,
+        out: &mut HostBuffer<f32>,
+        stride: usize,
+    ) -> Result<()> {
+        let bags = lookup.host.bags;
+        let out = &mut out[..bags * stride];
+        if out.is_empty() {
+            return Ok(());
+        }
+        let simd = self.simd();
+        let task_bags = bags.div_ceil(TASKS_PER_THREAD * self.threads()).max(TASK_BAGS_MIN);
+        if lookup.parallel(self) && task_bags < bags {
+            self.run(|| {
+                out.par_chunks_mut(task_bags * stride).enumerate().for_each(|(i, out)| {
+                    lookup.pool_bags(simd, stores, i * task_bags, out, stride);
+                });
+            });
+        } else {
+            lookup.pool_bags(simd, stores, 0, out, stride);
+        }
+        Ok(())
+    }
+
+    fn update(
+        &self,
+        _: &CpuStream,
+        stores: &mut [Resident<Self>],
+        lookup: &CpuLookup,
+        grad: &HostBuffer<f32>,
+        stride: usize,
+        step: &SparseStep,
+    ) -> Result<UpdateStats> {
+        let (simd, schema) = (self.simd(), &lookup.schema);
+        let slots: Vec<&[u64]> = lookup
+            .groups(self)
+            .parts()
+            .iter()
+            .map(|part| stores[part.table()].slots(part.rows()))
+            .collect();
+        let tables: Vec<TableUpdate<'_>> = schema
+            .tables()
+            .iter()
+            .zip(stores)
+            .map(|(spec, store)| table_update(spec, store, schema.seed(), step))
+            .collect();
+        let work = |i: usize, part: &Part, owner: &mut Owner| {
+            let gradients = lookup.gradients(part, slots[i], grad, stride);
+            // SAFETY: the parts of a table hold different rows, each once, and a store gives
+            // different rows different slots, so no two owners share one; `tables` holds the
+            // planes' only borrow.
+            owner.counts = unsafe {
+                update::update_rows(simd, &tables[part.table()], &gradients, &mut owner.row)
+            };
+        };
+        Ok(lookup.each_part(self, work, |parts, owners| {
+            let mut stats = UpdateStats {
+                rows_updated: vec![0; schema.tables().len()],
+                rows_nonfinite: vec![0; schema.tables().len()],
+            };
+            for (part, owner) in parts.iter().zip(owners) {
+                stats.rows_updated[part.table()] += owner.counts.updated;
+                stats.rows_nonfinite[part.table()] += owner.counts.nonfinite;
+            }
+            stats
+        }))
+    }
+
+    fn grad_sq_norm(
+        &self,
+        _: &CpuStream,
+        lookup: &CpuLookup,
+        grad: &HostBuffer<f32>,
+        stride: usize,
+    ) -> Result<f64> {
+        let simd = self.simd();
+        let work = |_, part: &Part, owner: &mut Owner| {
+            let gradients = lookup.gradients(part, &[], grad, stride);
+            update::square_norms(simd, &gradients, &mut owner.row, &mut owner.norms);
+        };
+        Ok(lookup.each_part(self, work, |parts, owners| {
+            let mut sums = vec![0.0f64; lookup.schema.tables().len()];
+            for (part, owner) in parts.iter().zip(owners) {
+                for norm in &owner.norms {
+                    sums[part.table()] += norm;
+                }
+            }
+            sums.into_iter().sum()
+        }))
+    }
+}

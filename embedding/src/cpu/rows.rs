@@ -1,0 +1,111 @@
+//! Access to rows by slot, from several owners at once, and prefetching of rows to come.
+
+use std::marker::PhantomData;
+
+/// The rows of a plane, (slots, width), of which different owners may each write their own.
+#[derive(Debug)]
+pub(crate) struct RawRows<'a, T> {
+    start: *mut T,
+    slots: usize,
+    width: usize,
+    plane: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a mutable slice; who reaches a row guarantees to be its only user.
+unsafe impl<T: Send> Send for RawRows<'_, T> {}
+// SAFETY: as above: a shared `RawRows` gives nothing without that guarantee.
+unsafe impl<T: Send> Sync for RawRows<'_, T> {}
+
+impl<'a, T> RawRows<'a, T> {
+    /// The rows of `plane`, which has a multiple of `width` elements; none when `width` is 0.
+    pub(crate) fn new(plane: &'a mut [T], width: usize) -> Self {
+        let slots = plane.len().checked_div(width).unwrap_or(0);
+        Self { start: plane.as_mut_ptr(), slots, width, plane: PhantomData }
+    }
+
+    /// The row at `slot`.
+    ///
+    /// # Safety
+    /// While the row is in use, nobody else may reach the same slot.
+    ///
+    /// # Panics
+    /// When there is no such slot.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // exclusive by the caller's guarantee
+    pub(crate) unsafe fn row(&self, slot: u64) -> &mut [T] {
+        assert!(slot < self.slots as u64, "slot {slot} of {}", self.slots);
+        // SAFETY: the slot is inside the plane, and the caller is its only user.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.add(slot as usize * self.width), self.width)
+        }
+    }
+
+    /// Asks for the row at `slot` to be brought near.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, slot: u64) {
+        prefetch(self.start.wrapping_add((slot as usize).wrapping_mul(self.width)), self.width);
+    }
+}
+
+/// Asks for `count` elements from `start` on to be brought into the second-level cache: rows to
+/// come are too many for the first. Any address will do, since nothing is read.
+#[inline(always)]
+pub(crate) fn prefetch<T>(start: *const T, count: usize) {
+    let start = start.cast::<u8>();
+    let bytes = count * size_of::<T>();
+    let mut at = 0;
+    while at < bytes {
+        prefetch_line(start.wrapping_add(at));
+        at += LINE_BYTES;
+    }
+    // A row that does not begin at a line's border ends in one line more.
+    if bytes > 0 && start as usize % LINE_BYTES != 0 {
+        prefetch_line(start.wrapping_add(bytes - 1));
+    }
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+#[inline(always)]
+fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing and faults on no address; SSE is part of x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_where_their_slot_says() {
+        let mut plane: Vec<u32> = (0..12).collect();
+        let rows = RawRows::new(&mut plane, 3);
+        rows.prefetch(2);
+        rows.prefetch(u64::MAX); // harmless
+        // SAFETY: one thread, one row at a time.
+        unsafe {
+            assert_eq!(rows.row(2), [6, 7, 8]);
+            rows.row(3)[2] = 99;
+        }
+        assert_eq!(plane[11], 99);
+        let none = RawRows::new(&mut plane[..0], 0);
+        none.prefetch(0);
+        assert_eq!(none.slots, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 4 of 4")]
+    fn a_slot_outside_is_a_panic_not_a_write() {
+        let mut plane = vec![0u8; 8];
+        let rows = RawRows::new(&mut plane, 2);
+        // SAFETY: one thread.
+        unsafe { rows.row(4)[0] = 1 };
+    }
+}

@@ -1,0 +1,372 @@
+//! How each optimizer moves one row, on whole groups of columns.
+//!
+//! A row in work is padded with zeros to groups of 8 columns ([`Lanes`]), so that there is no
+//! tail to treat otherwise than the body; every rule leaves padding zero. Multiplies and adds
+//! stay apart (Rust never contracts them), and sums over columns go in one fixed order, so every
+//! instruction set gives the same bits:
+//!
+//! ```text
+//! block of 32 columns: lane l = x[l] + x[l + 8] + x[l + 16] + x[l + 24]   (l = 0..8, in this order)
+//!                      sum = ((0+4) + (2+6)) + ((1+5) + (3+7))           (lanes)
+//! row: sum of block 0 + sum of block 1 + ...                             (columns past dim are 0)
+//! ```
+//! A table cut by columns at multiples of 32 can therefore exchange block sums and get the same
+//! total. Formulas: [`SparseOptimizer`], whose constants for a step are formed here in float64
+//! and rounded once.
+
+use crate::{SparseOptimizer, SparseStep, WeightDecay};
+
+/// Columns worked on together.
+pub(crate) const LANES: usize = 8;
+
+/// A group of columns.
+pub(crate) type Lanes = [f32; LANES];
+
+/// Groups in a block.
+const BLOCK_GROUPS: usize = 4;
+
+/// An optimizer's constants for one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    Sgd { lr: f32 },
+    Adagrad { lr: f32, eps: f32, l2: f32, keep: f32 },
+    RowwiseAdagrad { lr: f32, eps: f32, l2: f32, keep: f32, moment_scale: f32 },
+    Adam(Adam),
+    LarsSgd { rate: f32, momentum: f32, decay: f32 },
+    Ftrl { lr: f32, beta: f32, l1: f32, l2: f32 },
+    Stay,
+}
+
+/// Constants of the Adam and LAMB kinds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adam {
+    lr: f32,
+    eps: f32,
+    beta1: f32,
+    fresh1: f32, // 1 - beta1
+    beta2: f32,
+    fresh2: f32,      // 1 - beta2
+    correction1: f32, // 1 - beta1^t
+    correction2: f32, // 1 - beta2^t
+    decay: f32,
+    /// One second moment a row.
+    rowwise: bool,
+    /// LAMB: the direction is scaled by |w| / |direction|.
+    trust: bool,
+}
+
+impl Rule {
+    /// The constants of `optimizer` at `step`.
+    pub(crate) fn new(optimizer: &SparseOptimizer, step: &SparseStep) -> Self {
+        let lr = optimizer.lr() * f64::from(step.lr_scale);
+        let decay_of = |decay: WeightDecay| match decay {
+            WeightDecay::None => (0.0, 1.0),
+            WeightDecay::L2(decay) => (decay as f32, 1.0),
+            WeightDecay::Decouple(decay) => (0.0, (1.0 - lr * decay) as f32),
+        };
+        let adam = |eps: f64, beta1: f64, beta2: f64, decay: f64, rowwise, trust| {
+            Self::Adam(Adam {
+                lr: lr as f32,
+                eps: eps as f32,
+                beta1: beta1 as f32,
+                fresh1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                fresh2: (1.0 - beta2) as f32,
+                correction1: (1.0 - power(beta1, step.t)) as f32,
+                correction2: (1.0 - power(beta2, step.t)) as f32,
+                decay: decay as f32,
+                rowwise,
+                trust,
+            })
+        };
+        match *optimizer {
+            SparseOptimizer::Sgd { .. } => Self::Sgd { lr: lr as f32 },
+            SparseOptimizer::Adagrad { eps, decay, .. } => {
+                let (l2, keep) = decay_of(decay);
+                Self::Adagrad { lr: lr as f32, eps: eps as f32, l2, keep }
+            }
+            SparseOptimizer::RowwiseAdagrad { eps, decay, moment_scale, .. } => {
+                let (l2, keep) = decay_of(decay);
+                let (lr, eps, moment_scale) = (lr as f32, eps as f32, moment_scale as f32);
+                Self::RowwiseAdagrad { lr, eps, l2, keep, moment_scale }
+            }
+            SparseOptimizer::Adam { eps, beta1, beta2, weight_decay, .. } => {
+                adam(eps, beta1, beta2, weight_decay, false, false)
+            }
+            SparseOptimizer::PartialRowwiseAdam { eps, beta1, beta2, weight_decay, .. } => {
+                adam(eps, beta1, beta2, weight_decay, true, false)
+            }
+            SparseOptimizer::Lamb { eps, beta1, beta2, weight_decay, .. } => {
+                adam(eps, beta1, beta2, weight_decay, false, true)
+            }
+            SparseOptimizer::PartialRowwiseLamb { eps, beta1, beta2, weight_decay, .. } => {
+                adam(eps, beta1, beta2, weight_decay, true, true)
+            }
+            SparseOptimizer::LarsSgd { eta, momentum, weight_decay, .. } => Self::LarsSgd {
+                rate: (lr * eta) as f32,
+                momentum: momentum as f32,
+                decay: weight_decay as f32,
+            },
+            // Its formula divides by the rate; a rate of 0 moves nothing.
+            SparseOptimizer::Ftrl { .. } if lr as f32 == 0.0 => Self::Stay,
+            SparseOptimizer::Ftrl { beta, l1, l2, .. } => {
+                Self::Ftrl { lr: lr as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 }
+            }
+        }
+    }
+
+    /// Moves one row: gradient `g` (which it may overwrite), weights `w`, and its state tensors
+    /// `a` and `b` in their order (one number: the first of the first group). All in groups over
+    /// `dim` columns.
+    #[inline(always)]
+    pub(crate) fn apply(
+        &self,
+        dim: usize,
+        g: &mut [Lanes],
+        w: &mut [Lanes],
+        a: &mut [Lanes],
+        b: &mut [Lanes],
+    ) {
+        match *self {
+            Self::Sgd { lr } => {
+                for (w, g) in w.iter_mut().zip(g) {
+                    for c in 0..LANES {
+                        w[c] -= lr * g[c];
+                    }
+                }
+            }
+            Self::Adagrad { lr, eps, l2, keep } => {
+                for ((w, g), sum) in w.iter_mut().zip(g).zip(a) {
+                    for c in 0..LANES {
+                        let g = g[c] + l2 * w[c];
+                        sum[c] += g * g;
+                        let step = quotient(lr * g, sum[c].sqrt() + eps);
+                        w[c] = w[c] * keep - step;
+                    }
+                }
+            }
+            Self::RowwiseAdagrad { lr, eps, l2, keep, moment_scale } => {
+                let squares = if l2 == 0.0 { sum_squares(g) } else { sum_squares_l2(g, w, l2) };
+                let sum = &mut a[0][0];
+                *sum += squares / dim as f32;
+                let m = quotient(lr, (*sum / moment_scale).sqrt() + eps);
+                let keep = if l2 == 0.0 { keep } else { 1.0 - m * l2 };
+                for (w, g) in w.iter_mut().zip(g) {
+                    for c in 0..LANES {
+                        w[c] = keep * w[c] - m * g[c];
+                    }
+                }
+            }
+            Self::Adam(adam) => adam.apply(dim, g, w, a, b),
+            Self::LarsSgd { rate, momentum, decay } => {
+                let (norm_w, norm_g) = (sum_squares(w).sqrt(), sum_squares(g).sqrt());
+                let rate = quotient(rate * norm_w, norm_g + decay * norm_w);
+                for ((w, g), u) in w.iter_mut().zip(g).zip(a) {
+                    for c in 0..LANES {
+                        u[c] = momentum * u[c] + rate * (g[c] + decay * w[c]);
+                        w[c] -= u[c];
+                    }
+                }
+            }
+            Self::Ftrl { lr, beta, l1, l2 } => {
+                for (((w, g), n), z) in w.iter_mut().zip(g).zip(a).zip(b) {
+                    for c in 0..LANES {
+                        let square = g[c] * g[c];
+                        let root = n[c].sqrt();
+                        n[c] += square;
+                        // (new root - old root) without cancelling: their squares differ by g^2.
+                        let sigma = quotient(square, n[c].sqrt() + root) / lr;
+                        z[c] += g[c] - sigma * w[c];
+                        let over = z[c] - l1.copysign(z[c]);
+                        let moved = -quotient(over, (beta + n[c].sqrt()) / lr + l2);
+                        w[c] = if z[c].abs() <= l1 { 0.0 } else { moved };
+                    }
+                }
+            }
+            Self::Stay => {}
+        }
+    }
+}
+
+impl Adam {
+    #[inline(always)]
+    fn apply(
+        &self,
+        dim: usize,
+        g: &mut [Lanes],
+        w: &mut [Lanes],
+        m: &mut [Lanes],
+        v: &mut [Lanes],
+    ) {
+        let Self { lr, eps, beta1, fresh1, beta2, fresh2, decay, .. } = *self;
+        // g becomes the direction.
+        if self.rowwise {
+            let second = &mut v[0][0];
+            *second = beta2 * *second + fresh2 * (sum_squares(g) / dim as f32);
+            let root = (*second / self.correction2).sqrt() + eps;
+            for ((g, w), m) in g.iter_mut().zip(&*w).zip(m) {
+                for c in 0..LANES {
+                    m[c] = beta1 * m[c] + fresh1 * g[c];
+                    g[c] = quotient(m[c] / self.correction1, root) + decay * w[c];
+                }
+            }
+        } else {
+            for (((g, w), m), v) in g.iter_mut().zip(&*w).zip(m).zip(v) {
+                for c in 0..LANES {
+                    m[c] = beta1 * m[c] + fresh1 * g[c];
+                    v[c] = beta2 * v[c] + fresh2 * (g[c] * g[c]);
+                    let root = (v[c] / self.correction2).sqrt() + eps;
+                    g[c] = quotient(m[c] / self.correction1, root) + decay * w[c];
+                }
+            }
+        }
+        if self.trust {
+            let ratio = quotient(sum_squares(w).sqrt(), sum_squares(g).sqrt());
+            for (w, g) in w.iter_mut().zip(g) {
+                for c in 0..LANES {
+                    w[c] -= lr * (g[c] * ratio);
+                }
+            }
+        } else {
+            for (w, g) in w.iter_mut().zip(g) {
+                for c in 0..LANES {
+                    w[c] -= lr * g[c];
+                }
+            }
+        }
+    }
+}
+
+/// `a / b`, or 0 where `b` is 0.
+#[inline(always)]
+fn quotient(a: f32, b: f32) -> f32 {
+    if b == 0.0 { 0.0 } else { a / b }
+}
+
+/// `base^exponent` by squaring: the same on every machine.
+fn power(base: f64, mut exponent: u64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent >>= 1;
+    }
+    result
+}
+
+/// Sum over lanes in the module's order.
+#[inline(always)]
+fn sum_lanes(lanes: Lanes) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// Sum of `x^2` over the columns of a row in the module's order.
+#[inline(always)]
+fn sum_squares(row: &[Lanes]) -> f32 {
+    let mut total = 0.0;
+    for block in row.chunks(BLOCK_GROUPS) {
+        let mut lanes = [0.0; LANES];
+        for group in block {
+            for c in 0..LANES {
+                lanes[c] += group[c] * group[c];
+            }
+        }
+        total += sum_lanes(lanes);
+    }
+    total
+}
+
+/// Sum of `(g + l2 * w)^2`, in the same order.
+#[inline(always)]
+fn sum_squares_l2(g: &[Lanes], w: &[Lanes], l2: f32) -> f32 {
+    let mut total = 0.0;
+    for (g, w) in g.chunks(BLOCK_GROUPS).zip(w.chunks(BLOCK_GROUPS)) {
+        let mut lanes = [0.0; LANES];
+        for (g, w) in g.iter().zip(w) {
+            for c in 0..LANES {
+                let x = g[c] + l2 * w[c];
+                lanes[c] += x * x;
+            }
+        }
+        total += sum_lanes(lanes);
+    }
+    total
+}
+
+/// Sum of `x^2` in float64, in the same order.
+#[inline(always)]
+pub(crate) fn sum_squares_f64(row: &[Lanes]) -> f64 {
+    let mut total = 0.0;
+    for block in row.chunks(BLOCK_GROUPS) {
+        let mut lanes = [0.0f64; LANES];
+        for group in block {
+            for c in 0..LANES {
+                lanes[c] += f64::from(group[c]) * f64::from(group[c]);
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = lanes;
+        total += ((a + e) + (c + g)) + ((b + f) + (d + h));
+    }
+    total
+}
+
+/// Whether all numbers are finite.
+#[inline(always)]
+pub(crate) fn all_finite(row: &[Lanes]) -> bool {
+    let mut largest = [0u32; LANES];
+    for group in row {
+        for c in 0..LANES {
+            largest[c] = largest[c].max(group[c].to_bits() & 0x7FFF_FFFF);
+        }
+    }
+    largest.into_iter().all(|bits| bits < 0x7F80_0000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_are_those_of_repeated_multiplication() {
+        assert_eq!(power(0.5, 10), 1.0 / 1024.0);
+        assert_eq!(power(0.9, 1), 0.9);
+        assert_eq!(power(0.0, 3), 0.0);
+        assert_eq!(power(0.999, 1 << 40), 0.0);
+        let repeated = (0..1000).fold(1.0, |product, _| product * 0.999);
+        assert!((power(0.999, 1000) / repeated - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn sums_follow_the_order_that_the_module_states() {
+        // One number of each column's size makes any other order visible.
+        let x: Vec<f32> = (0..72).map(|i| (1.7f32).powi(i % 13 - 6) * (i as f32 + 0.3)).collect();
+        let mut row = vec![[0.0; LANES]; 9];
+        row.as_flattened_mut().copy_from_slice(&x);
+        let mut expected = 0.0f32;
+        for block in x.chunks(32) {
+            let at = |i: usize| block.get(i).map_or(0.0, |x| x * x);
+            let lane = |l: usize| ((at(l) + at(l + 8)) + at(l + 16)) + at(l + 24);
+            expected += ((lane(0) + lane(4)) + (lane(2) + lane(6)))
+                + ((lane(1) + lane(5)) + (lane(3) + lane(7)));
+        }
+        assert_eq!(sum_squares(&row).to_bits(), expected.to_bits());
+        let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        assert!((sum_squares_f64(&row) - exact).abs() <= 1e-13 * exact);
+    }
+
+    #[test]
+    fn one_number_that_is_not_finite_is_seen_anywhere() {
+        for at in [0, 7, 8, 23] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut row = [[-1.5; LANES]; 3];
+                assert!(all_finite(&row));
+                row[at / LANES][at % LANES] = bad;
+                assert!(!all_finite(&row), "{bad} at {at}");
+            }
+        }
+        assert!(all_finite(&[]));
+    }
+}

@@ -1,0 +1,350 @@
+//! Backward pass and optimizer in one: a row's gradient is summed and the row moved while both
+//! are in the first-level cache.
+//!
+//! ```text
+//! for each row of a part (rows ascending):
+//!     g = sum over its occurrences, in canonical order, of grad[bag] * scale
+//!     g not finite -> count, leave the row
+//!     clip g; load weights and state as float32; apply the rule
+//!     anything not finite -> count, leave the row
+//!     store state; store weights, rounded stochastically where they have 16 bits
+//! ```
+//! Cost, per row: weights and state read and written once, per occurrence `dim` numbers of
+//! gradient read. Rows, states and gradients to come are prefetched.
+
+use tessera_device::{Philox, Simd, simd_kernel};
+
+use super::numbers::{Bf16, F16, Stored};
+use super::rows::{RawRows, prefetch};
+use super::rules::{LANES, Lanes, Rule, all_finite, sum_squares_f64};
+use crate::Clip;
+
+/// Rows, and gradients, to look ahead.
+const ROWS_AHEAD: usize = 12;
+const TERMS_AHEAD: usize = 16;
+
+/// Weights of a table, for several owners to write.
+#[derive(Debug)]
+pub(crate) enum Weights<'a> {
+    Fp32(RawRows<'a, f32>),
+    Fp16(RawRows<'a, F16>),
+    Bf16(RawRows<'a, Bf16>),
+}
+
+/// What an update needs of a table.
+#[derive(Debug)]
+pub(crate) struct TableUpdate<'a> {
+    pub(crate) rule: Rule,
+    pub(crate) clip: Clip,
+    pub(crate) weights: Weights<'a>,
+    pub(crate) state: RawRows<'a, f32>,
+    /// Columns of the first and of the second state tensor; 0 for none.
+    pub(crate) state_columns: (usize, usize),
+    /// Generator of this step's rounding: words at (row, column / 4).
+    pub(crate) rounding: Philox,
+}
+
+/// Rows of a part and where the terms of their gradients are.
+#[derive(Debug)]
+pub(crate) struct Gradients<'a> {
+    pub(crate) dim: usize,
+    /// Numbers of the rows, ascending, and their slots.
+    pub(crate) rows: &'a [u64],
+    pub(crate) slots: &'a [u64],
+    /// As in the grouping: (rows + 1), terms, scales.
+    pub(crate) starts: &'a [u32],
+    pub(crate) terms: &'a [u32],
+    pub(crate) scales: &'a [f32],
+    /// Gradient of the pooled vectors, (bags, stride).
+    pub(crate) grad: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) bags: usize,
+    /// First columns of the table's features.
+    pub(crate) columns: &'a [usize],
+}
+
+/// One row in work, padded with zeros to whole groups.
+#[derive(Debug, Default)]
+pub(crate) struct RowBuffers {
+    g: Vec<Lanes>,
+    w: Vec<Lanes>,
+    a: Vec<Lanes>,
+    b: Vec<Lanes>,
+    words: Vec<[u32; LANES]>,
+}
+
+impl RowBuffers {
+    /// Makes room for rows of `dim` columns.
+    fn fit(&mut self, dim: usize) {
+        let groups = dim.div_ceil(LANES);
+        for buffer in [&mut self.g, &mut self.w, &mut self.a, &mut self.b] {
+            buffer.clear();
+            buffer.resize(groups, [0.0; LANES]);
+        }
+        self.words.clear();
+        self.words.resize(groups, [0; LANES]);
+    }
+}
+
+/// What one owner of rows works with, and what it did.
+#[derive(Debug, Default)]
+pub(crate) struct Owner {
+    pub(crate) row: RowBuffers,
+    pub(crate) counts: Counts,
+    /// Squared norm of each row's gradient.
+    pub(crate) norms: Vec<f64>,
+}
+
+/// Rows moved, and rows left as they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) updated: u64,
+    pub(crate) nonfinite: u64,
+}
+
+impl Gradients<'_> {
+    /// The pooled gradient of a term.
+    #[inline(always)]
+    fn term(&self, term: u32) -> &[f32] {
+        let (feature, bag) = match self.columns.len() {
+            1 => (0, term as usize),
+            _ => (term as usize / self.bags, term as usize % self.bags),
+        };
+        &self.grad[bag * self.stride + self.columns[feature]..][..self.dim]
+    }
+
+    /// Sums row `i`'s gradient into `g`, whose padding it zeroes.
+    #[inline(always)]
+    fn sum(&self, i: usize, g: &mut [Lanes]) {
+        let (low, high) = (self.starts[i] as usize, self.starts[i + 1] as usize);
+        for place in low..high {
+            if let Some(&next) = self.terms.get(place + TERMS_AHEAD) {
+                prefetch(self.term(next).as_ptr(), self.dim);
+            }
+            let term = self.term(self.terms[place]);
+            let scale = if self.scales.is_empty() { 1.0 } else { self.scales[place] };
+            let (groups, tail) = term.as_chunks::<LANES>();
+            if place == low {
+                for (g, term) in g.iter_mut().zip(groups) {
+                    for c in 0..LANES {
+                        g[c] = term[c] * scale;
+                    }
+                }
+                if let Some(g) = g.get_mut(groups.len()) {
+                    *g = [0.0; LANES];
+                    for (g, term) in g.iter_mut().zip(tail) {
+                        *g = term * scale;
+                    }
+                }
+            } else {
+                for (g, term) in g.iter_mut().zip(groups) {
+                    for c in 0..LANES {
+                        g[c] += term[c] * scale;
+                    }
+                }
+                if let Some(g) = g.get_mut(groups.len()) {
+                    for (g, term) in g.iter_mut().zip(tail) {
+                        *g += term * scale;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies elements into groups and zeroes the padding of the last.
+#[inline(always)]
+fn load<E: Stored>(to: &mut [Lanes], from: &[E]) {
+    let (groups, tail) = from.as_chunks::<LANES>();
+    for (to, from) in to.iter_mut().zip(groups) {
+        for c in 0..LANES {
+            to[c] = from[c].load();
+        }
+    }
+    if !tail.is_empty() {
+        let last = &mut to[groups.len()];
+        *last = [0.0; LANES];
+        for (to, from) in last.iter_mut().zip(tail) {
+            *to = from.load();
+        }
+    }
+}
+
+/// Copies groups over elements, without the padding.
+#[inline(always)]
+fn store(to: &mut [f32], from: &[Lanes]) {
+    let (groups, tail) = to.as_chunks_mut::<LANES>();
+    let padded = from.get(groups.len());
+    for (to, from) in groups.iter_mut().zip(from) {
+        *to = *from;
+    }
+    if let Some(from) = padded {
+        for (to, from) in tail.iter_mut().zip(from) {
+            *to = *from;
+        }
+    }
+}
+
+/// Stores weights, rounded where `E` rounds; false, and nothing written, when one overflows.
+#[inline(always)]
+fn store_weights<E: Stored>(
+    to: &mut [E],
+    from: &[Lanes],
+    rounding: Philox,
+    row: u64,
+    words: &mut [[u32; LANES]],
+) -> bool {
+    let mut finite = true;
+    for (block, (words, from)) in (0u64..).step_by(2).zip(words.iter_mut().zip(from)) {
+        if E::ROUNDS {
+            let (low, high) = (rounding.block(row, block), rounding.block(row, block + 1));
+            words[..4].copy_from_slice(&low);
+            words[4..].copy_from_slice(&high);
+        }
+        for c in 0..LANES {
+            words[c] = E::round(from[c], words[c]);
+            finite &= E::finite(words[c]);
+        }
+    }
+    if finite {
+        for (to, words) in to.chunks_mut(LANES).zip(words) {
+            for (to, &bits) in to.iter_mut().zip(&*words) {
+                *to = E::from_bits(bits);
+            }
+        }
+    }
+    finite
+}
+
+/// Clips a gradient.
+#[inline(always)]
+fn clip(clip: Clip, g: &mut [Lanes]) {
+    match clip {
+        Clip::None => {}
+        Clip::Value(limit) => {
+            for g in g.iter_mut().flatten() {
+                *g = g.clamp(-limit, limit);
+            }
+        }
+        Clip::Scale(scale) => {
+            for g in g.iter_mut().flatten() {
+                *g *= scale;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`update_rows`].
+#[inline(always)]
+unsafe fn update_body<E: Stored>(
+    table: &TableUpdate<'_>,
+    weights: &RawRows<'_, E>,
+    gradients: &Gradients<'_>,
+    buffers: &mut RowBuffers,
+) -> Counts {
+    let dim = gradients.dim;
+    let (columns_a, columns_b) = table.state_columns;
+    buffers.fit(dim);
+    let RowBuffers { g, w, a, b, words } = buffers;
+    let mut counts = Counts::default();
+    for (i, (&row, &slot)) in gradients.rows.iter().zip(gradients.slots).enumerate() {
+        if let Some(&next) = gradients.slots.get(i + ROWS_AHEAD) {
+            weights.prefetch(next);
+            table.state.prefetch(next);
+        }
+        gradients.sum(i, g);
+        if !all_finite(g) {
+            counts.nonfinite += 1;
+            continue;
+        }
+        clip(table.clip, g);
+        // SAFETY: no other owner has this slot, says the caller, and one row is in work at a
+        // time.
+        let stored = unsafe { weights.row(slot) };
+        load(w, stored);
+        let state = if columns_a > 0 {
+            // SAFETY: as above.
+            unsafe { table.state.row(slot) }
+        } else {
+            &mut []
+        };
+        let (state_a, state_b) = state.split_at_mut(columns_a);
+        load(a, state_a);
+        load(b, state_b);
+        let groups_a = columns_a.div_ceil(LANES);
+        let groups_b = columns_b.div_ceil(LANES);
+        let (a, b) = (&mut a[..groups_a], &mut b[..groups_b]);
+        table.rule.apply(dim, g, w, a, b);
+        let finite = all_finite(w) && all_finite(a) && all_finite(b);
+        if finite && store_weights(stored, w, table.rounding, row, words) {
+            store(state_a, a);
+            store(state_b, b);
+            counts.updated += 1;
+        } else {
+            counts.nonfinite += 1;
+        }
+    }
+    counts
+}
+
+macro_rules! update_kernel {
+    ($name:ident, $body:ident, $element:ty) => {
+        #[inline(always)]
+        fn $body(
+            table: &TableUpdate<'_>,
+            weights: &RawRows<'_, $element>,
+            gradients: &Gradients<'_>,
+            buffers: &mut RowBuffers,
+        ) -> Counts {
+            // SAFETY: private to `update_rows`, whose caller guarantees it.
+            unsafe { update_body(table, weights, gradients, buffers) }
+        }
+        simd_kernel!(fn $name = $body(
+            table: &TableUpdate<'_>,
+            weights: &RawRows<'_, $element>,
+            gradients: &Gradients<'_>,
+            buffers: &mut RowBuffers,
+        ) -> Counts);
+    };
+}
+update_kernel!(update_fp32, update_fp32_body, f32);
+update_kernel!(update_fp16, update_fp16_body, F16);
+update_kernel!(update_bf16, update_bf16_body, Bf16);
+
+/// Moves the rows of a part.
+///
+/// # Safety
+/// While this runs, nobody else reaches the slots that `gradients` names in the table's planes,
+/// and those slots are different.
+pub(crate) unsafe fn update_rows(
+    simd: Simd,
+    table: &TableUpdate<'_>,
+    gradients: &Gradients<'_>,
+    buffers: &mut RowBuffers,
+) -> Counts {
+    match &table.weights {
+        Weights::Fp32(weights) => update_fp32(simd, table, weights, gradients, buffers),
+        Weights::Fp16(weights) => update_fp16(simd, table, weights, gradients, buffers),
+        Weights::Bf16(weights) => update_bf16(simd, table, weights, gradients, buffers),
+    }
+}
+
+#[inline(always)]
+fn square_norms_body(gradients: &Gradients<'_>, buffers: &mut RowBuffers, norms: &mut Vec<f64>) {
+    buffers.fit(gradients.dim);
+    norms.clear();
+    for i in 0..gradients.rows.len() {
+        gradients.sum(i, &mut buffers.g);
+        norms.push(sum_squares_f64(&buffers.g));
+    }
+}
+
+simd_kernel! {
+    /// Squared norm of the gradient of each row of a part.
+    pub(crate) fn square_norms = square_norms_body(
+        gradients: &Gradients<'_>,
+        buffers: &mut RowBuffers,
+        norms: &mut Vec<f64>,
+    )
+}

@@ -1,0 +1,179 @@
+//! What a device must do for embedding tables: the [`LookupOps`] trait, and the [`Lookup`] of a
+//! batch that it works on.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tessera_cache::Resident;
+use tessera_device::Device;
+
+use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep, TableSpec};
+
+/// What an update did, one entry a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpdateStats {
+    /// Rows that moved.
+    pub rows_updated: Vec<u64>,
+    /// Rows left as they were because their gradient, or what would have been written, was not
+    /// finite.
+    pub rows_nonfinite: Vec<u64>,
+}
+
+impl UpdateStats {
+    /// Rows of all tables that were left as they were.
+    #[must_use]
+    pub fn nonfinite(&self) -> u64 {
+        self.rows_nonfinite.iter().sum()
+    }
+}
+
+/// The batch-level operations on tables, implemented once a device.
+///
+/// The caller guarantees, for every operation on a lookup: `stores` holds the tables of the
+/// schema that the lookup was staged for, in order, with the row layouts that the schema gives;
+/// `stride` is at least the schema's width; pooled buffers hold at least `bags * stride`
+/// elements; a step was checked.
+///
+/// The implementor must:
+/// - take from `stores` the slots of rows, and address rows by slot;
+/// - give results that depend on nothing but the arguments: not on the number of threads, nor on
+///   instruction sets, nor on how work was cut;
+/// - sum a row's gradient over its occurrences in (feature, sample, position) order, from the
+///   first term, each term one multiply of the pooled gradient by the weight, or by 1 / length
+///   under mean; never contract a multiply and an add;
+/// - sum over the columns of a row in blocks of 32 columns, as the CPU's `rules` module writes
+///   it down;
+/// - write a row whole or not at all, and write no number that is not finite.
+pub trait LookupOps: Device {
+    /// A batch's lookup on this device.
+    type Lookup: Send + Sync;
+    /// Memory that lookups and updates reuse from step to step.
+    type Scratch: Default + Send + Sync + 'static;
+
+    /// Takes a checked lookup over to the device.
+    fn stage(
+        &self,
+        stream: &Self::Stream,
+        schema: &Arc<Schema>,
+        scratch: &Arc<Self::Scratch>,
+        lookup: HostLookup,
+    ) -> Result<Self::Lookup>;
+
+    /// Finds each table's different rows and their occurrences, unless that was done.
+    fn group(&self, stream: &Self::Stream, lookup: &Self::Lookup) -> Result<()>;
+
+    /// Number of different rows of each table.
+    fn unique_counts(&self, stream: &Self::Stream, lookup: &Self::Lookup) -> Result<Vec<u64>>;
+
+    /// The different rows of a table, ascending.
+    fn unique_rows(
+        &self,
+        stream: &Self::Stream,
+        lookup: &Self::Lookup,
+        table: usize,
+    ) -> Result<Vec<Row>>;
+
+    /// Writes the first weights of every row of a fresh (zero) store.
+    fn initialize(
+        &self,
+        stream: &Self::Stream,
+        table: &TableSpec,
+        seed: u64,
+        store: &mut Resident<Self>,
+    ) -> Result<()>;
+
+    /// Pools every bag: feature `f` of bag `b` at `out[b * stride + column_f ..][.. dim]`, zeros
+    /// for an empty bag. Other columns stay.
+    fn forward(
+        &self,
+        stream: &Self::Stream,
+        stores: &[Resident<Self>],
+        lookup: &Self::Lookup,
+        out: &mut Self::Buffer<f32>, // (bags, stride)
+        stride: usize,
+    ) -> Result<()>;
+
+    /// Moves every row that occurs, once, by its summed gradient.
+    fn update(
+        &self,
+        stream: &Self::Stream,
+        stores: &mut [Resident<Self>],
+        lookup: &Self::Lookup,
+        grad: &Self::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+    ) -> Result<UpdateStats>;
+
+    /// Squared norm of all summed row gradients in float64: rows ascending into the table's sum,
+    /// then tables in order.
+    fn grad_sq_norm(
+        &self,
+        stream: &Self::Stream,
+        lookup: &Self::Lookup,
+        grad: &Self::Buffer<f32>, // (bags, stride)
+        stride: usize,
+    ) -> Result<f64>;
+}
+
+/// A batch's checked lookup, staged on a device. Made by [`Resolver::resolve`]; it may be made
+/// and grouped on one thread and used on another.
+pub struct Lookup<D: LookupOps> {
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) staged: D::Lookup,
+    bags: usize,
+    rows_read: Vec<u64>,
+    bad_ids: Vec<u64>,
+    policy: BadIdPolicy,
+}
+
+impl<D: LookupOps> fmt::Debug for Lookup<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lookup")
+            .field("bags", &self.bags)
+            .field("rows_read", &self.rows_read)
+            .field("bad_ids", &self.bad_ids)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: LookupOps> Lookup<D> {
+    pub(crate) fn new(
+        resolver: &Resolver<D>,
+        stream: &D::Stream,
+        host: HostLookup,
+    ) -> Result<Self> {
+        Ok(Self {
+            schema: Arc::clone(&resolver.schema),
+            bags: host.bags,
+            rows_read: host.rows_read.clone(),
+            bad_ids: host.bad_ids.clone(),
+            policy: host.policy,
+            staged: resolver.device.stage(stream, &resolver.schema, &resolver.scratch, host)?,
+        })
+    }
+
+    /// Bags a feature: samples of the batch.
+    #[must_use]
+    pub fn bags(&self) -> usize {
+        self.bags
+    }
+
+    /// Rows read of each table, repeats counted.
+    #[must_use]
+    pub fn rows_read(&self) -> &[u64] {
+        &self.rows_read
+    }
+
+    /// Bad ids of each table that the policy dropped or mapped.
+    #[must_use]
+    pub fn bad_ids(&self) -> &[u64] {
+        &self.bad_ids
+    }
+
+    /// The policy that dealt with them.
+    #[must_use]
+    pub fn policy(&self) -> BadIdPolicy {
+        self.policy
+    }
+}

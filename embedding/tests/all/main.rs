@@ -1,0 +1,9 @@
+//! Integration tests of the embedding tables.
+
+mod against_oracle;
+mod common;
+mod determinism;
+mod edges;
+mod golden;
+mod oracle;
+mod rounding;
