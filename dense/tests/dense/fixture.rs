@@ -1,0 +1,146 @@
+//! A model on the CPU with a batch of made-up inputs.
+
+use std::num::NonZeroUsize;
+
+use tessera_dense::{
+    Activations, Bucket, DenseError, DenseOptimizer, DenseStep, Dlrm, Interaction, Loss, ModelSpec,
+    Role,
+};
+use tessera_device::{Cpu, CpuStream, Device};
+
+use crate::oracle::{Params, Sample};
+
+pub struct Fixture {
+    pub stream: CpuStream,
+    pub dlrm: Dlrm<Cpu>,
+    pub acts: Activations<Cpu>,
+    pub batch: usize,
+}
+
+pub fn cpu(threads: usize) -> Cpu {
+    Cpu::new(NonZeroUsize::new(threads)).unwrap()
+}
+
+/// A model with one feature of each dim in `features`.
+pub fn spec(interaction: Interaction, features: &[usize]) -> ModelSpec {
+    ModelSpec {
+        dense_features: 3,
+        bottom: vec![5, features.first().copied().unwrap_or(4)],
+        interaction,
+        features: features.to_vec(),
+        top: vec![7, 4, 1],
+        wide: true,
+        loss: Loss::Bce,
+    }
+}
+
+/// A number in -1..1 that looks random but is the same for ever.
+pub fn value(seed: usize, i: usize) -> f32 {
+    let mixed = (seed as u64 * 0x9E37_79B9 + i as u64).wrapping_mul(0xD134_2543_DE82_EF95);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (mixed >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+impl Fixture {
+    pub fn new(cpu: &Cpu, spec: ModelSpec, optimizer: DenseOptimizer, batch: usize) -> Self {
+        let dlrm = Dlrm::with_bucket_bytes(cpu, spec, optimizer, 11, 200).unwrap();
+        let acts = dlrm.activations(batch).unwrap();
+        let stream = cpu.stream().unwrap();
+        let mut fixture = Self { stream, dlrm, acts, batch };
+        fixture.fill(0);
+        fixture
+    }
+
+    /// Writes inputs that depend on `seed`, row and column alone, and NaN everywhere else.
+    pub fn fill(&mut self, seed: usize) {
+        let spec = self.dlrm.spec();
+        let stride = spec.stride();
+        self.acts.x0.fill(f32::NAN);
+        self.acts.dx0.fill(f32::NAN);
+        self.acts.dense.fill(f32::NAN);
+        self.acts.labels.fill(f32::NAN);
+        let features = spec.dense_width()..spec.input_width();
+        let wide = if spec.wide { spec.features.len() } else { 0 };
+        for r in 0..self.batch {
+            let seed = seed * 1_000_003 + r;
+            for c in features.start..features.end + wide {
+                self.acts.x0[r * stride + c] = value(seed, c);
+            }
+            for c in 0..spec.dense_features {
+                self.acts.dense[r * spec.dense_features + c] = 2.0 * value(seed, 5_000 + c);
+            }
+            self.acts.labels[r] = if value(seed, 9_000) > 0.0 { 1.0 } else { 0.0 };
+        }
+    }
+
+    /// Forward, loss and backward; returns the loss and the number of buckets handed over.
+    pub fn step(&mut self, global_batch: u64) -> (f64, usize) {
+        let Self { stream, dlrm, acts, batch, .. } = self;
+        dlrm.forward(stream, acts, *batch).unwrap();
+        let loss = dlrm.loss(stream, acts, *batch, global_batch).unwrap();
+        let mut buckets = 0;
+        let on_bucket = |mut bucket: Bucket<'_, Cpu>| -> Result<(), DenseError> {
+            assert_eq!(bucket.index, buckets);
+            assert!(bucket.grad_sq_norm(stream)? >= 0.0);
+            buckets += 1;
+            Ok(())
+        };
+        dlrm.backward(stream, acts, *batch, on_bucket).unwrap();
+        (loss, buckets)
+    }
+
+    pub fn update(&mut self, step: &DenseStep) {
+        self.dlrm.update(&self.stream, step).unwrap();
+    }
+
+    pub fn params(&self) -> Params {
+        let tensors = self.dlrm.tensors().filter(|tensor| tensor.role == Role::Weight);
+        tensors
+            .map(|tensor| {
+                let values = self.dlrm.read(&self.stream, &tensor.name).unwrap();
+                (tensor.name, values.into_iter().map(f64::from).collect())
+            })
+            .collect()
+    }
+
+    /// The batch as the oracle takes it.
+    pub fn samples(&self) -> Vec<Sample> {
+        let spec = self.dlrm.spec();
+        let cells = |at: usize, len: usize| -> Vec<f64> {
+            self.acts.x0[at..at + len].iter().map(|&x| f64::from(x)).collect()
+        };
+        (0..self.batch)
+            .map(|r| {
+                let row = r * spec.stride();
+                let dense = &self.acts.dense[r * spec.dense_features..][..spec.dense_features];
+                let wide = if spec.wide { spec.features.len() } else { 0 };
+                Sample {
+                    dense: dense.iter().map(|&x| f64::from(x)).collect(),
+                    features: (0..spec.features.len())
+                        .map(|f| cells(row + spec.feature_column(f), spec.features[f]))
+                        .collect(),
+                    wide: cells(row + spec.input_width(), wide),
+                    label: f64::from(self.acts.labels[r]),
+                    weight: f64::from(self.acts.sample_weights[r]),
+                }
+            })
+            .collect()
+    }
+
+    /// Everything that a step wrote, as bits: weights, states, logits, gradients of the input.
+    pub fn bits(&self) -> Vec<u32> {
+        let mut bits = Vec::new();
+        for tensor in self.dlrm.tensors() {
+            bits.extend(self.dlrm.read(&self.stream, &tensor.name).unwrap());
+        }
+        let spec = self.dlrm.spec();
+        let wide = if spec.wide { spec.features.len() } else { 0 };
+        bits.extend(&self.acts.logits[..self.batch]);
+        for r in 0..self.batch {
+            let row = &self.acts.dx0[r * spec.stride()..];
+            bits.extend(&row[spec.dense_width()..spec.input_width() + wide]);
+        }
+        assert!(bits.iter().all(|x| x.is_finite()));
+        bits.into_iter().map(f32::to_bits).collect()
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of whole models: against a naive oracle, against values that peers published, and for
+//! the same bits on any number of threads.
+
+mod determinism;
+mod fixture;
+mod golden;
+mod gradients;
+mod oracle;
+mod training;
