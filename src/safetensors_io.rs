@@ -1,4 +1,4 @@
-//! Safetensors files, written as a stream and read through a memory map.
+//! Safetensors files, written as a stream and read in pieces.
 //!
 //! The library's own writer wants each tensor whole in memory; ours writes the header and then
 //! rows in pieces, so a table of any size passes through a fixed buffer.
@@ -7,16 +7,19 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
-use safetensors::tensor::{Metadata, TensorInfo, TensorView};
+use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::tensors::Tensor;
+use crate::tensors::{Dtype, Tensor};
 use crate::{Error, Result};
 
 /// Bytes of rows that pass through memory at a time.
-const CHUNK_BYTES: usize = 8 << 20;
+pub const CHUNK_BYTES: usize = 8 << 20;
+
+/// Largest header that is read; the library's limit.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Writes a safetensors file of `tensors` to `out`.
 ///
@@ -72,47 +75,114 @@ pub fn write(
     Ok(())
 }
 
-/// A safetensors file in a memory map.
-pub struct MappedFile {
+/// A safetensors file, open for reading rows at any place.
+///
+/// Rows are read, not mapped: a map of a large file counts as memory in use, and one of a file
+/// that is cut meanwhile ends the process.
+#[derive(Debug)]
+pub struct TensorFile {
     path: PathBuf,
-    map: memmap2::Mmap,
+    file: File,
+    tensors: Vec<StoredTensor>,
 }
 
-impl MappedFile {
-    /// Maps `path`.
+/// A tensor in a file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    /// Name.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Offset of its first byte in the file.
+    offset: u64,
+    /// Its bytes.
+    bytes: usize,
+}
+
+impl TensorFile {
+    /// Opens `path` and reads its header.
     ///
-    /// Errors: a file that cannot be read.
+    /// Errors: a file that cannot be read, or that is not a whole safetensors file.
     pub fn open(path: &Path) -> Result<Self> {
         let unreadable = |source| Error::Read { path: path.into(), source };
+        let bad = |reason: String| Error::BadFile {
+            path: path.into(),
+            reason: format!("not a safetensors file: {reason}"),
+        };
         let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the map is read-only, and checkpoint files never change once they are written;
-        // a user who truncates a file while it is being read gets a bus error, as with any map.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(unreadable)?;
-        Ok(Self { path: path.into(), map })
+        let length = file.metadata().map_err(unreadable)?.len();
+        let mut size = [0; 8];
+        file.read_exact_at(&mut size, 0).map_err(|error| bad(error.to_string()))?;
+        let header_bytes = u64::from_le_bytes(size);
+        if header_bytes > HEADER_BYTES_MAX || header_bytes + 8 > length {
+            return Err(bad(format!("a header of {header_bytes} bytes in a file of {length}")));
+        }
+        let mut start = vec![0; 8 + header_bytes as usize];
+        file.read_exact_at(&mut start, 0).map_err(unreadable)?;
+        // The library checks the offsets against each other and against the shapes.
+        let metadata: Metadata =
+            serde_json::from_slice(&start[8..]).map_err(|error| bad(error.to_string()))?;
+        let data_bytes = metadata.data_len() as u64;
+        if 8 + header_bytes + data_bytes != length {
+            return Err(bad(format!(
+                "{length} bytes, but header and tensors take {}",
+                8 + header_bytes + data_bytes
+            )));
+        }
+        let stored = |name: String| {
+            let info = metadata.info(&name)?;
+            let (first, end) = info.data_offsets;
+            Some(StoredTensor {
+                name,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                offset: 8 + header_bytes + first as u64,
+                bytes: end - first,
+            })
+        };
+        let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
+        Ok(Self { path: path.into(), file, tensors })
     }
 
-    /// The bytes of the file.
+    /// Its tensors, in the order of their data.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.map
+    pub fn tensors(&self) -> &[StoredTensor] {
+        &self.tensors
     }
 
-    /// Its tensors.
+    /// The tensor of this name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+
+    /// Appends bytes `range` of `tensor` to `out`.
     ///
-    /// Errors: a file that is not safetensors.
-    pub fn tensors(&self) -> Result<Vec<(String, TensorView<'_>)>> {
-        let file = SafeTensors::deserialize(&self.map).map_err(|error| Error::BadFile {
-            path: self.path.clone(),
-            reason: format!("not a safetensors file: {error}"),
-        })?;
-        Ok(file.tensors())
+    /// Errors: a failed read.
+    ///
+    /// # Panics
+    /// When the tensor has no such bytes.
+    pub fn read(
+        &self,
+        tensor: &StoredTensor,
+        range: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        assert!(range.end <= tensor.bytes, "{}: bytes {range:?}", tensor.name);
+        let start = out.len();
+        out.resize(start + range.len(), 0);
+        self.file
+            .read_exact_at(&mut out[start..], tensor.offset + range.start as u64)
+            .map_err(|source| Error::Read { path: self.path.clone(), source })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensors::Dtype;
+    use safetensors::SafeTensors;
 
     #[test]
     fn what_is_written_is_read_by_the_library() {
@@ -153,5 +223,21 @@ mod tests {
         let (header, meta) = SafeTensors::read_metadata(&file).unwrap();
         assert_eq!(meta.offset_keys().last().unwrap(), "h");
         assert_eq!(header % 8, 0);
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        std::fs::write(&path, &file).unwrap();
+        let open = TensorFile::open(&path).unwrap();
+        let stored = open.tensor("w").unwrap();
+        assert_eq!((stored.dtype, &stored.shape[..]), (Dtype::F32, &[(9 << 20) / 4, 2][..]));
+        let mut bytes = vec![7];
+        open.read(stored, last * 8..last * 8 + 4, &mut bytes).unwrap();
+        assert_eq!(bytes[1..], (last as f32).to_le_bytes());
+        assert!(open.tensor("x").is_none());
+        for cut in [0, 5, 8, 100, file.len() - 1] {
+            std::fs::write(&path, &file[..cut]).unwrap();
+            let error = TensorFile::open(&path).unwrap_err().to_string();
+            assert!(error.contains("t.safetensors: not a safetensors file"), "{error}");
+        }
     }
 }

@@ -1,12 +1,16 @@
 //! Reads a checkpoint or a weights file into a model, checking everything before the first write.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Manifest, VERSION};
+use super::manifest::{Manifest, Shard, VERSION};
 use super::{BEST, LAST, MANIFEST};
-use crate::safetensors_io::MappedFile;
-use crate::tensors::{Dtype, Tensor, WriteTensors, convert, element_bytes};
+use crate::config::Config;
+use crate::safetensors_io::{CHUNK_BYTES, TensorFile};
+use crate::tensors::{Dtype, WriteTensors, convert, element_bytes};
 use crate::{Error, Result};
 
 /// A checkpoint on disk whose manifest has been read.
@@ -37,7 +41,7 @@ impl Checkpoint {
         }
     }
 
-    fn open(folder: PathBuf) -> Result<Self> {
+    pub(super) fn open(folder: PathBuf) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text =
             std::fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
@@ -53,31 +57,57 @@ impl Checkpoint {
         Ok(Self { folder, manifest })
     }
 
-    /// Maps all shards and holds them against the manifest's sizes and checksums, and every
-    /// tensor's pieces against its row count.
+    /// The configuration that its run had.
+    ///
+    /// Errors: one that this program does not accept.
+    pub fn config(&self) -> Result<Config> {
+        let base = std::path::absolute(&self.folder)
+            .map_err(|source| Error::Read { path: self.folder.clone(), source })?;
+        let manifest = self.folder.join(MANIFEST);
+        Ok(Config::parse(&self.manifest.config, &manifest, base, &[])?.0)
+    }
+
+    /// Holds all shards against the manifest's sizes and checksums, and every tensor's pieces
+    /// against its row count.
     ///
     /// Errors: a file that is missing, cut, changed, or lacks rows, by name.
-    pub fn verify(&self) -> Result<Verified> {
-        let mut files = Vec::new();
+    pub fn verify(&self) -> Result<()> {
         for shard in &self.manifest.shards {
             let path = self.folder.join(&shard.file);
-            let file = MappedFile::open(&path)?;
-            let bad = |reason: String| Error::BadFile { path: path.clone(), reason };
-            let bytes = file.bytes().len() as u64;
+            let bad = |reason: String| Err(Error::BadFile { path: path.clone(), reason });
+            let (bytes, crc32) = checksum(&path)?;
             if bytes != shard.bytes {
-                return Err(bad(format!("{bytes} bytes, the manifest says {}", shard.bytes)));
+                return bad(format!("{bytes} bytes, the manifest says {}", shard.bytes));
             }
-            let crc32 = crc32fast::hash(file.bytes());
             if crc32 != shard.crc32 {
-                return Err(bad(format!(
+                return bad(format!(
                     "checksum {crc32:08x}, the manifest says {:08x}: the file was changed or damaged",
                     shard.crc32
-                )));
+                ));
             }
-            files.push(file);
         }
-        self.cover()?;
-        Ok(Verified { files })
+        self.cover()
+    }
+
+    /// Opens a shard and finds what the manifest says it holds.
+    ///
+    /// Errors: a piece that is not there or has another shape than its rows.
+    pub(super) fn open_shard(&self, shard: &Shard) -> Result<TensorFile> {
+        let path = self.folder.join(&shard.file);
+        let file = TensorFile::open(&path)?;
+        for piece in &shard.pieces {
+            let rows = file.tensor(&piece.tensor).map(|stored| stored.shape[0] as u64);
+            if rows != Some(piece.rows) {
+                let reason = format!(
+                    "holds {} rows of {}, the manifest says {}",
+                    rows.unwrap_or(0),
+                    piece.tensor,
+                    piece.rows
+                );
+                return Err(Error::BadFile { path, reason });
+            }
+        }
+        Ok(file)
     }
 
     /// Every row of every tensor is in exactly one piece.
@@ -115,7 +145,7 @@ impl Checkpoint {
     /// Errors: damage ([`Self::verify`]) or [`Error::Mismatch`] listing every difference; the
     /// model is written only when there is none.
     pub fn load(&self, model: &mut dyn WriteTensors, need_states: bool) -> Result<()> {
-        let files = self.verify()?;
+        self.verify()?;
         let there: BTreeMap<&str, (String, Vec<u64>)> = self
             .manifest
             .tensors
@@ -148,26 +178,47 @@ impl Checkpoint {
             }
         }
         mismatch(&self.folder, faults)?;
-        for (shard, file) in self.manifest.shards.iter().zip(&files.files) {
-            let views: HashMap<String, _> = file.tensors()?.into_iter().collect();
+        let mut bytes = Vec::new();
+        for shard in &self.manifest.shards {
+            let file = self.open_shard(shard)?;
             for piece in &shard.pieces {
                 let Some(&index) = wanted.get(&piece.tensor) else { continue };
-                let view = views.get(&piece.tensor).ok_or_else(|| Error::BadFile {
-                    path: self.folder.join(&shard.file),
-                    reason: format!("holds no {}, which the manifest lists", piece.tensor),
-                })?;
-                let first = piece.first_row as usize;
-                write(model, index, first, piece.rows as usize, view.data())?;
+                let stored = file.tensor(&piece.tensor).expect("open_shard found it");
+                let row_bytes = model.tensors()[index].row_bytes();
+                for rows in chunks(piece.rows as usize, row_bytes) {
+                    bytes.clear();
+                    file.read(stored, rows.start * row_bytes..rows.end * row_bytes, &mut bytes)?;
+                    let first = piece.first_row as usize;
+                    model.write_rows(index, first + rows.start..first + rows.end, &bytes)?;
+                }
             }
         }
         Ok(())
     }
 }
 
-/// The shards of a checkpoint, found whole.
-pub struct Verified {
-    /// In the manifest's order.
-    pub files: Vec<MappedFile>,
+/// `0..rows` in ranges that take about [`CHUNK_BYTES`] each.
+fn chunks(rows: usize, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+    (0..rows).step_by(step).map(move |first| first..(first + step).min(rows))
+}
+
+/// Size and CRC-32 of a file.
+fn checksum(path: &Path) -> Result<(u64, u32)> {
+    let unreadable = |source| Error::Read { path: path.into(), source };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let mut crc = crc32fast::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut total = 0;
+    loop {
+        match file.read(&mut buffer).map_err(unreadable)? {
+            0 => return Ok((total, crc.finalize())),
+            bytes => {
+                crc.update(&buffer[..bytes]);
+                total += bytes as u64;
+            }
+        }
+    }
 }
 
 /// The folder that the pointer file `name` names, if there is one.
@@ -187,41 +238,37 @@ pub fn pointed(checkpoints: &Path, name: &str) -> Result<Option<PathBuf>> {
 /// Errors: [`Error::Mismatch`] listing every weight that is missing, has another shape or is not
 /// of this model; the model is written only when there is none.
 pub fn init(path: &Path, model: &mut dyn WriteTensors) -> Result<()> {
-    let file = MappedFile::open(path)?;
-    let views: BTreeMap<String, _> = file.tensors()?.into_iter().collect();
+    let file = TensorFile::open(path)?;
     let mut faults = Vec::new();
-    let known: HashMap<&str, &Tensor> =
-        model.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     for tensor in model.tensors() {
-        match views.get(&tensor.name) {
+        match file.tensor(&tensor.name) {
             None if tensor.is_state => {}
             None => faults.push(format!("{} is missing", tensor.name)),
-            Some(view) if view.shape() != tensor.shape => faults.push(format!(
+            Some(stored) if stored.shape != tensor.shape => faults.push(format!(
                 "{} has shape {:?}, the model {:?}",
-                tensor.name,
-                view.shape(),
-                tensor.shape
+                tensor.name, stored.shape, tensor.shape
             )),
-            Some(view) if !is_float(view.dtype()) => {
-                faults.push(format!("{} has type {}, not a float", tensor.name, view.dtype()));
+            Some(stored) if !is_float(stored.dtype) => {
+                faults.push(format!("{} has type {}, not a float", tensor.name, stored.dtype));
             }
             Some(_) => {}
         }
     }
-    for name in views.keys().filter(|name| !known.contains_key(name.as_str())) {
-        faults.push(format!("the model has no {name}"));
+    let known: HashSet<&str> = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    for stored in file.tensors().iter().filter(|stored| !known.contains(stored.name.as_str())) {
+        faults.push(format!("the model has no {}", stored.name));
     }
     drop(known);
     mismatch(path, faults)?;
+    let mut bytes = Vec::new();
     for (index, tensor) in model.tensors().to_vec().into_iter().enumerate() {
-        let Some(view) = views.get(&tensor.name) else { continue };
-        let row_bytes = tensor.shape[1..].iter().product::<usize>() * element_bytes(view.dtype());
-        let rows_a_piece = ((8 << 20) / row_bytes.max(1)).max(1);
-        for first in (0..tensor.rows()).step_by(rows_a_piece) {
-            let rows = rows_a_piece.min(tensor.rows() - first);
-            let bytes = &view.data()[first * row_bytes..(first + rows) * row_bytes];
-            let bytes = convert(bytes, view.dtype(), tensor.dtype).expect("float types, checked");
-            write(model, index, first, rows, &bytes)?;
+        let Some(stored) = file.tensor(&tensor.name) else { continue };
+        let row_bytes = tensor.shape[1..].iter().product::<usize>() * element_bytes(stored.dtype);
+        for rows in chunks(tensor.rows(), row_bytes) {
+            bytes.clear();
+            file.read(stored, rows.start * row_bytes..rows.end * row_bytes, &mut bytes)?;
+            let converted = convert(&bytes, stored.dtype, tensor.dtype).expect("floats, checked");
+            model.write_rows(index, rows, &converted)?;
         }
     }
     Ok(())
@@ -229,16 +276,6 @@ pub fn init(path: &Path, model: &mut dyn WriteTensors) -> Result<()> {
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
-}
-
-fn write(
-    model: &mut dyn WriteTensors,
-    index: usize,
-    first: usize,
-    rows: usize,
-    bytes: &[u8],
-) -> Result<()> {
-    if rows == 0 { Ok(()) } else { model.write_rows(index, first..first + rows, bytes) }
 }
 
 fn mismatch(path: &Path, faults: Vec<String>) -> Result<()> {

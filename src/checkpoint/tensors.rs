@@ -5,16 +5,23 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::Checkpoint;
-use super::load::Verified;
+use crate::safetensors_io::TensorFile;
 use crate::tensors::{Dtype, ReadTensors, Tensor};
 use crate::{Error, Result};
 
 /// A verified checkpoint as a list of logical tensors.
 pub struct CheckpointTensors {
-    shards: Verified,
+    shards: Vec<TensorFile>,
     tensors: Vec<Tensor>,
-    /// Pieces of each tensor, ascending: (first row, rows, shard, offset in the shard in bytes).
-    pieces: Vec<Vec<(usize, usize, usize, usize)>>,
+    /// Pieces of each tensor, ascending.
+    pieces: Vec<Vec<Place>>,
+}
+
+/// Where some rows of a tensor are.
+struct Place {
+    first_row: usize,
+    rows: usize,
+    shard: usize,
 }
 
 impl CheckpointTensors {
@@ -22,41 +29,34 @@ impl CheckpointTensors {
     ///
     /// Errors: damage, by file.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
-        let shards = checkpoint.verify()?;
+        checkpoint.verify()?;
         let manifest = &checkpoint.manifest;
-        let mut index = HashMap::new();
         let mut tensors = Vec::new();
         for entry in &manifest.tensors {
-            let dtype = dtype(&checkpoint.folder, &entry.dtype)?;
-            index.insert(entry.name.as_str(), tensors.len());
             tensors.push(Tensor {
                 name: entry.name.clone(),
-                dtype,
+                dtype: dtype(&checkpoint.folder, &entry.dtype)?,
                 shape: entry.shape.iter().map(|&n| n as usize).collect(),
                 is_state: is_state(&entry.name),
             });
         }
-        let mut pieces = vec![Vec::new(); tensors.len()];
-        for (number, (shard, file)) in manifest.shards.iter().zip(&shards.files).enumerate() {
-            let start = file.bytes().as_ptr() as usize;
-            for (name, view) in file.tensors()? {
-                let piece = shard.pieces.iter().find(|piece| piece.tensor == name);
-                let (Some(piece), Some(&tensor)) = (piece, index.get(name.as_str())) else {
-                    let path = checkpoint.folder.join(&shard.file);
-                    let reason = format!("holds {name}, which the manifest does not list");
-                    return Err(Error::BadFile { path, reason });
-                };
-                let offset = view.data().as_ptr() as usize - start;
-                pieces[tensor].push((
-                    piece.first_row as usize,
-                    piece.rows as usize,
-                    number,
-                    offset,
-                ));
+        let mut shards = Vec::new();
+        let mut places: HashMap<&str, Vec<Place>> = HashMap::new();
+        for (number, shard) in manifest.shards.iter().enumerate() {
+            shards.push(checkpoint.open_shard(shard)?);
+            for piece in &shard.pieces {
+                places.entry(&piece.tensor).or_default().push(Place {
+                    first_row: piece.first_row as usize,
+                    rows: piece.rows as usize,
+                    shard: number,
+                });
             }
         }
-        for pieces in &mut pieces {
-            pieces.sort_unstable();
+        let mut pieces = Vec::new();
+        for tensor in &tensors {
+            let mut list = places.remove(tensor.name.as_str()).unwrap_or_default();
+            list.sort_by_key(|place| place.first_row);
+            pieces.push(list);
         }
         Ok(Self { shards, tensors, pieces })
     }
@@ -69,14 +69,16 @@ impl ReadTensors for CheckpointTensors {
 
     fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         out.clear();
-        let width = self.tensors[index].row_bytes();
-        for &(first, count, shard, offset) in &self.pieces[index] {
-            let (start, end) = (rows.start.max(first), rows.end.min(first + count));
+        let tensor = &self.tensors[index];
+        let width = tensor.row_bytes();
+        for place in &self.pieces[index] {
+            let start = rows.start.max(place.first_row);
+            let end = rows.end.min(place.first_row + place.rows);
             if start < end {
-                let bytes = self.shards.files[shard].bytes();
-                out.extend(
-                    &bytes[offset + (start - first) * width..offset + (end - first) * width],
-                );
+                let file = &self.shards[place.shard];
+                let stored = file.tensor(&tensor.name).expect("open_shard found it");
+                let first = start - place.first_row;
+                file.read(stored, first * width..(first + end - start) * width, out)?;
             }
         }
         Ok(())
