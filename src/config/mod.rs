@@ -8,8 +8,10 @@ mod optimizer;
 mod overrides;
 mod read;
 mod section;
+mod table;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -301,7 +303,7 @@ impl Config {
     pub fn load(path: &Path, set: &[String]) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
-        let base = std::path::absolute(path.parent().unwrap_or(Path::new("")))
+        let base = std::path::absolute(folder_of(path))
             .map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
         Self::parse(&text, path, base, set).map(|(config, _)| config)
     }

@@ -5,16 +5,14 @@ use std::num::NonZeroUsize;
 
 use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticDense, SyntheticSpec};
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
-use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
+use tessera_embedding::BadIdPolicy;
 
 use super::section::Section;
+use super::table::{Shared, table};
 use super::{
     Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig, PipelineMode,
     StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
-
-/// Stands in for what could not be read, so that reading goes on to the other faults.
-const PLACEHOLDER: SparseOptimizer = SparseOptimizer::Sgd { lr: 0.0 };
 
 /// Reads the whole configuration. Only without a fault may the result be used.
 pub(super) fn config(mut root: Section<'_>) -> Config {
@@ -30,8 +28,10 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     let sparse = optimizers.section("sparse");
     let sparse_entries = sparse.entries().clone();
     // The shared section may be left out when every table has its own.
+    let faults_before = root.faults_so_far();
     let sparse_optimizer =
         (!sparse.is_empty()).then(|| optimizer::sparse(sparse, replicas)).flatten();
+    let faulty = root.faults_so_far() > faults_before;
     let dense_optimizer =
         optimizer::dense(optimizers.section("dense")).unwrap_or(DenseOptimizer::Sgd { lr: 0.0 });
     let schedule = optimizer::schedule(optimizers.section("schedule"));
@@ -42,7 +42,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     let model = model(&mut model_section);
     let mut data_section = root.section("data");
     let data = data(&mut data_section, &model);
-    let shared = Shared { entries: &sparse_entries, optimizer: sparse_optimizer, replicas };
+    let shared = Shared { entries: &sparse_entries, optimizer: sparse_optimizer, faulty, replicas };
     let tables: Vec<TableConfig> =
         root.sections("table").into_iter().map(|section| table(section, &data, &shared)).collect();
     if tables.is_empty() {
@@ -137,14 +137,18 @@ fn model(section: &mut Section<'_>) -> ModelConfig {
     let bottom_mlp = section.or("bottom_mlp", Vec::<usize>::new());
     let top_mlp = section.required("top_mlp", vec![1usize]);
     let kinds = [("dot", Kind::Dot), ("dcn", Kind::Dcn), ("concat", Kind::Concat)];
-    let kind = section.required_choice("interaction", &kinds).unwrap_or(Kind::Concat);
+    let known = section.required_choice("interaction", &kinds);
+    if known.is_none() {
+        section.ignore(&["dcn"]);
+    }
+    let kind = known.unwrap_or(Kind::Concat);
     let mut dcn = section.section("dcn");
     let interaction = match kind {
         Kind::Dot => Interaction::Dot,
         Kind::Concat => Interaction::Concat,
         Kind::Dcn => {
-            let layers = dcn.required("layers", 1usize);
-            let rank = dcn.required("rank", 1usize);
+            let layers = dcn.required_at_least_one("layers");
+            let rank = dcn.required_at_least_one("rank");
             Interaction::Dcn { layers, rank }
         }
     };
@@ -169,10 +173,7 @@ fn data(section: &mut Section<'_>, model: &ModelConfig) -> DataConfig {
         section.ignore(&["train", "eval", "synthetic", "dense", "label", "sample_weight", "group"]);
     }
     let format = known.unwrap_or(Format::Synthetic);
-    let batch_size = section.required("batch_size", 1usize);
-    if batch_size == 0 {
-        section.fault("batch_size", "must be at least 1");
-    }
+    let batch_size = section.required_at_least_one("batch_size");
     let eval_batch_size = section.at_least_one("eval_batch_size", batch_size.max(1));
     let mut data = DataConfig {
         format,
@@ -292,148 +293,6 @@ fn synthetic(mut section: Section<'_>) -> SyntheticConfig {
     config
 }
 
-/// The default sparse optimizer and what a table's own may inherit from it.
-struct Shared<'t> {
-    entries: &'t toml::Table,
-    optimizer: Option<SparseOptimizer>,
-    replicas: u64,
-}
-
-fn table(mut section: Section<'_>, data: &DataConfig, shared: &Shared<'_>) -> TableConfig {
-    let name = section.required("name", "unnamed".to_owned());
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    if name.is_empty() || !name.chars().all(plain) {
-        section.fault("name", "must be made of letters, digits, `_`, `-` and `.`");
-    }
-    let rows = section.required("rows", 0u64);
-    let dim = section.required("dim", 1usize);
-    if dim == 0 {
-        section.fault("dim", "must be at least 1");
-    }
-    let features = section.strings_or("features", vec![name.clone()]);
-    if features.is_empty() {
-        section.fault("features", "no feature uses this table");
-    }
-    let pooling = section.choice(
-        "pooling",
-        &[("sum", Pooling::Sum), ("mean", Pooling::Mean), ("none", Pooling::None)],
-    );
-    if matches!(pooling, Pooling::None) {
-        section.fault("pooling", "a DLRM needs one vector a bag: \"sum\" or \"mean\"");
-    }
-    let weighted = section.or("weighted", false);
-    if weighted && matches!(pooling, Pooling::Mean) {
-        section.fault("weighted", "weights are defined with pooling = \"sum\" only");
-    }
-    if weighted && !matches!(data.format, Format::Parquet | Format::Synthetic) {
-        section.fault("weighted", format!("format {} has no weights", data.format));
-    }
-    if data.format == Format::CriteoTsv && rows < 2 {
-        section.fault("rows", "criteo-tsv needs at least 2: row 0 is for missing values");
-    }
-    let hots = match data.format {
-        Format::Raw | Format::Synthetic => hots(&mut section, features.len()),
-        Format::CriteoTsv | Format::MlperfNpy | Format::Parquet => {
-            section.refuse("hots", "only formats raw and synthetic have a fixed number of ids");
-            vec![1; features.len()]
-        }
-    };
-    let precision = section.choice(
-        "precision",
-        &[("fp32", Precision::Fp32), ("fp16", Precision::Fp16), ("bf16", Precision::Bf16)],
-    );
-    // On one rank every way of cutting a table is the whole table.
-    let shardings = [
-        "auto",
-        "data_parallel",
-        "table_wise",
-        "column_wise",
-        "row_wise",
-        "table_row_wise",
-        "grid",
-    ];
-    section.choice("sharding", &shardings.map(|name| (name, ())));
-    section.choice("kind", &[("static", ())]);
-    let init = init(section.section("init"));
-    let own = section.section("optimizer");
-    let optimizer = own_optimizer(&section, own, shared);
-    section.finish(None);
-    TableConfig { name, rows, dim, features, hots, pooling, weighted, precision, init, optimizer }
-}
-
-/// `hots`: one number for all features of a table, or one each.
-fn hots(section: &mut Section<'_>, features: usize) -> Vec<usize> {
-    let is_list = section.entries().get("hots").is_some_and(toml::Value::is_array);
-    let hots = if is_list {
-        section.or("hots", Vec::new())
-    } else {
-        vec![section.or("hots", 1); features]
-    };
-    if hots.len() != features {
-        section.fault("hots", format!("{} numbers for {features} features", hots.len()));
-        return vec![1; features];
-    }
-    hots
-}
-
-fn own_optimizer(
-    section: &Section<'_>,
-    mut own: Section<'_>,
-    shared: &Shared<'_>,
-) -> SparseOptimizer {
-    if own.is_empty() {
-        // The faults of the shared section are told there.
-        if shared.entries.is_empty() {
-            section.fault(
-                "optimizer",
-                "missing: give the table one, or all of them [optimizer.sparse]",
-            );
-        }
-        return shared.optimizer.clone().unwrap_or(PLACEHOLDER);
-    }
-    // A table that names another kind starts afresh; one that does not changes options only.
-    let same_kind =
-        own.entries().get("kind").is_none_or(|kind| Some(kind) == shared.entries.get("kind"));
-    if same_kind {
-        own.inherit(shared.entries);
-    }
-    optimizer::sparse(own, shared.replicas).unwrap_or(PLACEHOLDER)
-}
-
-/// Rule of numbers that tables hold in float32.
-const SINGLE: &str = "at least 0 and within float32";
-
-fn single(x: f64) -> bool {
-    (0.0..=f64::from(f32::MAX)).contains(&x)
-}
-
-fn init(mut section: Section<'_>) -> Init {
-    #[derive(Clone, Copy)]
-    enum Kind {
-        Uniform,
-        Normal,
-        Zero,
-    }
-    let kinds = [("uniform", Kind::Uniform), ("normal", Kind::Normal), ("zero", Kind::Zero)];
-    let kind = section.choice("kind", &kinds);
-    let init = match kind {
-        Kind::Uniform => {
-            let scale = section.optional::<f64>("scale");
-            if scale.is_some_and(|scale| !single(scale)) {
-                section.fault("scale", format!("must be {SINGLE}"));
-            }
-            Init::Uniform { scale: scale.map(|scale| scale as f32) }
-        }
-        Kind::Normal => {
-            let std = section.number("std", 0.01, single, SINGLE) as f32;
-            Init::Normal { std }
-        }
-        Kind::Zero => Init::Zero,
-    };
-    section.finish(Some(&format!("init {}", kinds[kind as usize].0)));
-    init
-}
-
 /// Names of tables and of features are each used once. With a wide part, `x.wide` is the name of
 /// the wide part of `x`.
 fn unique(root: &Section<'_>, tables: &[TableConfig], wide: bool) {
@@ -505,8 +364,9 @@ pub(super) fn model_spec(model: &ModelConfig, tables: &[TableConfig]) -> ModelSp
 /// The network's widths fit each other.
 fn widths(section: &Section<'_>, model: &ModelConfig, tables: &[TableConfig]) {
     let faults = model_spec(model, tables).validate().err().unwrap_or_default();
-    // A table's dim has been looked at with the table.
-    for fault in faults.into_iter().filter(|fault| fault.key != "table.dim") {
+    // These have been looked at where they were read.
+    let told = ["table.dim", "dcn"];
+    for fault in faults.into_iter().filter(|fault| !told.contains(&fault.key)) {
         section.fault(fault.key, fault.message);
     }
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::Fault;
+use super::value::{FromValue, absolute, expand};
 
 /// What is shared by all sections of one configuration.
 pub(super) struct Context {
@@ -76,86 +77,23 @@ struct Step {
     index: Option<usize>,
 }
 
-/// A type that can be read from a TOML value.
-pub(super) trait FromValue: Sized {
-    /// What a right value is, for messages: "a whole number from 0".
-    const EXPECTED: &'static str;
-    fn from_value(value: &Value) -> Option<Self>;
-    fn to_value(&self) -> Value;
-}
-
-impl FromValue for bool {
-    const EXPECTED: &'static str = "true or false";
-    fn from_value(value: &Value) -> Option<Self> {
-        value.as_bool()
-    }
-    fn to_value(&self) -> Value {
-        Value::Boolean(*self)
-    }
-}
-
-impl FromValue for u64 {
-    const EXPECTED: &'static str = "a whole number from 0";
-    fn from_value(value: &Value) -> Option<Self> {
-        u64::try_from(value.as_integer()?).ok()
-    }
-    fn to_value(&self) -> Value {
-        Value::Integer(i64::try_from(*self).expect("read from an i64, or a small default"))
-    }
-}
-
-impl FromValue for usize {
-    const EXPECTED: &'static str = <u64 as FromValue>::EXPECTED;
-    fn from_value(value: &Value) -> Option<Self> {
-        usize::try_from(value.as_integer()?).ok()
-    }
-    fn to_value(&self) -> Value {
-        (*self as u64).to_value()
-    }
-}
-
-impl FromValue for f64 {
-    const EXPECTED: &'static str = "a finite number";
-    fn from_value(value: &Value) -> Option<Self> {
-        let number = value.as_float().or_else(|| value.as_integer().map(|i| i as f64))?;
-        number.is_finite().then_some(number)
-    }
-    fn to_value(&self) -> Value {
-        Value::Float(*self)
-    }
-}
-
-impl FromValue for String {
-    const EXPECTED: &'static str = "a string";
-    fn from_value(value: &Value) -> Option<Self> {
-        value.as_str().map(str::to_owned)
-    }
-    fn to_value(&self) -> Value {
-        Value::String(self.clone())
-    }
-}
-
-impl<T: FromValue> FromValue for Vec<T> {
-    const EXPECTED: &'static str = "a list";
-    fn from_value(value: &Value) -> Option<Self> {
-        value.as_array()?.iter().map(T::from_value).collect()
-    }
-    fn to_value(&self) -> Value {
-        Value::Array(self.iter().map(T::to_value).collect())
-    }
-}
-
 /// One table of the configuration, being read.
 pub(super) struct Section<'a> {
     context: &'a Context,
     path: Vec<Step>,
     table: Table,
     asked: RefCell<BTreeSet<String>>,
+    /// Inherited keys whose faults are told where they were written.
+    quiet: BTreeSet<String>,
 }
 
 impl<'a> Section<'a> {
     pub(super) fn root(context: &'a Context, table: Table) -> Self {
-        Self { context, path: Vec::new(), table, asked: BTreeSet::new().into() }
+        Self::new(context, Vec::new(), table)
+    }
+
+    fn new(context: &'a Context, path: Vec<Step>, table: Table) -> Self {
+        Self { context, path, table, asked: BTreeSet::new().into(), quiet: BTreeSet::new() }
     }
 
     /// The full name of `key`: `table.0.rows`.
@@ -173,7 +111,14 @@ impl<'a> Section<'a> {
 
     /// Notes a fault of `key` in this section.
     pub(super) fn fault(&self, key: &str, message: impl Into<String>) {
-        self.context.fault(self.name(key), message);
+        if !self.quiet.contains(key) {
+            self.context.fault(self.name(key), message);
+        }
+    }
+
+    /// Number of faults in the whole configuration so far.
+    pub(super) fn faults_so_far(&self) -> usize {
+        self.context.faults.borrow().len()
     }
 
     /// Whether `key` is given (and not read yet).
@@ -264,6 +209,15 @@ impl<'a> Section<'a> {
         let value = self.or(key, default);
         if !ok(value) {
             self.fault(key, format!("must be {rule}, is {value}"));
+        }
+        value
+    }
+
+    /// A whole number of at least 1, which must be given.
+    pub(super) fn required_at_least_one(&mut self, key: &str) -> usize {
+        let value = self.required(key, 1usize);
+        if value == 0 {
+            self.fault(key, "must be at least 1");
         }
         value
     }
@@ -389,13 +343,19 @@ impl<'a> Section<'a> {
     fn child(&self, key: &str, index: Option<usize>, table: Table) -> Section<'a> {
         let mut path = self.path.clone();
         path.push(Step { name: key.to_owned(), index });
-        Section { context: self.context, path, table, asked: BTreeSet::new().into() }
+        Section::new(self.context, path, table)
     }
 
-    /// Adds the entries of `other` that this section does not give itself.
-    pub(super) fn inherit(&mut self, other: &Table) {
+    /// Adds the entries of `other` that this section does not give itself. `faulty` says that
+    /// `other` was refused already: then these entries are not complained about again.
+    pub(super) fn inherit(&mut self, other: &Table, faulty: bool) {
         for (key, value) in other {
-            self.table.entry(key.clone()).or_insert_with(|| value.clone());
+            if !self.table.contains_key(key) {
+                self.table.insert(key.clone(), value.clone());
+                if faulty {
+                    self.quiet.insert(key.clone());
+                }
+            }
         }
     }
 
@@ -458,79 +418,9 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Fills `${NAME}` and `${NAME:-default}` in.
-fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(start) = rest.find("${") {
-        let Some(length) = rest[start..].find('}') else {
-            return Err(format!("`{text}`: `${{` without `}}`"));
-        };
-        out.push_str(&rest[..start]);
-        let inside = &rest[start + 2..start + length];
-        let (name, default) = match inside.split_once(":-") {
-            Some((name, default)) => (name, Some(default)),
-            None => (inside, None),
-        };
-        // As in a shell, `:-` also replaces a variable that is set but empty.
-        let value = variable(name).filter(|value| default.is_none() || !value.is_empty());
-        match (value, default) {
-            (Some(value), _) => out.push_str(&value),
-            (None, Some(default)) => out.push_str(default),
-            (None, None) => {
-                return Err(format!("`{text}`: the environment has no variable {name}"));
-            }
-        }
-        rest = &rest[start + length + 1..];
-    }
-    out.push_str(rest);
-    Ok(out)
-}
-
-/// `path` from `base`, with `.` and `..` taken away where that needs no look at the disk.
-fn absolute(base: &Path, path: &Path) -> PathBuf {
-    use std::path::Component;
-    let mut out = PathBuf::new();
-    for part in base.join(path).components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir
-                if matches!(out.components().next_back(), Some(Component::Normal(_))) =>
-            {
-                out.pop();
-            }
-            other => out.push(other),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn variables_are_filled_in_like_a_shell_does() {
-        let variable = |name: &str| match name {
-            "A" => Some("x".to_owned()),
-            "EMPTY" => Some(String::new()),
-            _ => None,
-        };
-        let expand = |text| expand(text, variable);
-        assert_eq!(expand("${A}/${A}y").unwrap(), "x/xy");
-        assert_eq!(expand("${B:-../z}/f").unwrap(), "../z/f");
-        assert_eq!(expand("${EMPTY:-d}").unwrap(), "d");
-        assert_eq!(expand("${EMPTY}").unwrap(), "");
-        assert!(expand("${B}").unwrap_err().contains("no variable B"));
-        assert!(expand("${B").is_err());
-    }
-
-    #[test]
-    fn paths_become_absolute() {
-        let base = Path::new("/a/b");
-        assert_eq!(absolute(base, Path::new("../c/./d")), Path::new("/a/c/d"));
-        assert_eq!(absolute(base, Path::new("/e")), Path::new("/e"));
-    }
 
     #[test]
     fn a_near_miss_is_named() {
