@@ -1,6 +1,6 @@
 //! `tessera data synth|convert|inspect`.
 
-use tessera_data::{Format, SourceSpec, convert, inspect};
+use tessera_data::{Format, SourceSpec, convert, inspect, open};
 
 use crate::cli::{ConfigArgs, Convert, Data, Inspect, Split};
 use crate::config::Config;
@@ -44,9 +44,33 @@ fn write(spec: &SourceSpec, args: &Convert) -> Result<()> {
     if args.to == Format::Synthetic {
         return Err(Error::Usage("--to synthetic: that format is generated, not written".into()));
     }
-    let samples = convert(spec, args.to, &args.out, counting())?;
+    let spec = expressed(spec, args.to)?;
+    let samples = convert(&spec, args.to, &args.out, counting())?;
     eprintln!("wrote {samples} samples as {} to {}", args.to, args.out.display());
     Ok(())
+}
+
+/// The source with what `to` needs and a configuration of its own format does not tell.
+///
+/// criteo-tsv has names for dense columns, which those of a source without names (`dense1`, ...)
+/// take in order. raw has fixed numbers of ids: those of the first sample, and a sample with
+/// others is refused by the writer.
+fn expressed(spec: &SourceSpec, to: Format) -> Result<SourceSpec> {
+    let mut spec = spec.clone();
+    let named = matches!(spec.format, Format::Parquet | Format::CriteoTsv);
+    if to == Format::CriteoTsv && !named {
+        for (name, number) in spec.schema.dense.iter_mut().zip(1..) {
+            *name = format!("i{number}");
+        }
+    }
+    if to == Format::Raw && matches!(spec.format, Format::Parquet | Format::MlperfNpy) {
+        let first = open(&spec)?.read(1)?;
+        for (feature, bags) in spec.schema.features.iter_mut().zip(first.features()) {
+            // A source without samples is refused by the conversion.
+            feature.hots = if bags.bags() == 0 { 0 } else { bags.bag(0).len() };
+        }
+    }
+    Ok(spec)
 }
 
 fn look(args: &Inspect) -> Result<()> {

@@ -59,7 +59,7 @@ pub enum Error {
         /// File and row.
         place: String,
         /// Table, feature, sample and id.
-        source: tessera_embedding::EmbeddingError,
+        source: Box<tessera_embedding::EmbeddingError>,
     },
     /// The dense network refused.
     #[error(transparent)]

@@ -36,11 +36,7 @@ struct Source {
 /// is left then.
 pub fn run(args: &cli::Export) -> Result<()> {
     let checkpoint = Checkpoint::find(&args.checkpoint)?;
-    let folder = &checkpoint.folder;
-    let base = std::path::absolute(folder)
-        .map_err(|source| Error::Read { path: folder.clone(), source })?;
-    let manifest = folder.join("manifest.json");
-    let (config, _) = Config::parse(&checkpoint.manifest.config, &manifest, base, &[])?;
+    let config = checkpoint.config()?;
     let tensors = CheckpointTensors::open(&checkpoint)?;
     let plan = match args.layout {
         Layout::Tessera => all(&tensors),

@@ -13,10 +13,16 @@ fn main() -> ExitCode {
     match run(&cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            let mut told = error.to_string();
+            eprintln!("error: {told}");
             let mut cause = error.source();
             while let Some(reason) = cause {
-                eprintln!("  because: {reason}");
+                // Many messages hold their cause already; nothing is told twice.
+                let text = reason.to_string();
+                if !told.contains(&text) {
+                    eprintln!("  because: {text}");
+                    told = text;
+                }
                 cause = reason.source();
             }
             ExitCode::from(error.exit_code())

@@ -204,7 +204,7 @@ impl<D: ModelDevice> Model<D> {
         let resolved = self.embedding.resolve(&self.stream, features, self.on_bad_id);
         resolved.map_err(|source| match source {
             EmbeddingError::IdOutOfRange { sample, .. } => {
-                Error::BadInput { place: batch.place(sample).to_string(), source }
+                Error::BadInput { place: batch.place(sample).to_string(), source: source.into() }
             }
             other => other.into(),
         })
@@ -342,7 +342,9 @@ impl<D: ModelDevice> Model<D> {
 
 /// Counts a batch that was refused for an id.
 fn refused<D: ModelDevice>(metrics: &Metrics, model: &Model<D>, error: &Error) {
-    if let Error::BadInput { source: EmbeddingError::IdOutOfRange { table, .. }, .. } = error {
+    if let Error::BadInput { source, .. } = error
+        && let EmbeddingError::IdOutOfRange { table, .. } = source.as_ref()
+    {
         let tables = model.embedding.schema().tables();
         if let Some(index) = tables.iter().position(|spec| spec.name == *table) {
             metrics.embedding.observe_refusal(index);

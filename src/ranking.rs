@@ -52,7 +52,7 @@ impl Ranking {
         if self.entries.len() >= 2 * self.capacity {
             self.compact();
         }
-        let key = ordered(score) >> self.dropped_bits << self.dropped_bits;
+        let key = coarse(ordered(score), self.dropped_bits);
         self.entries.push(Entry {
             key,
             positive: weight * label,
@@ -79,7 +79,7 @@ impl Ranking {
             self.dropped_bits += 1;
             let bits = self.dropped_bits;
             for entry in &mut self.entries {
-                entry.key = entry.key >> bits << bits;
+                entry.key = coarse(entry.key, bits);
             }
         }
     }
@@ -101,6 +101,11 @@ impl Ranking {
             error_max: if self.dropped_bits == 0 { 0.0 } else { 0.5 * tied / pairs },
         })
     }
+}
+
+/// `key` without its lowest `bits`, of which there may be 32: a capacity of 1 needs them all gone.
+fn coarse(key: u32, bits: u32) -> u32 {
+    (u64::from(key) >> bits << bits) as u32
 }
 
 /// A key in the order of the floats: negative ones have all bits flipped, others the sign.

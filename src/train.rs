@@ -132,8 +132,9 @@ fn train_on<D: ModelDevice>(
         // From here on the checkpoint resumed is the last one, whatever came after it before.
         let moment = trainer.moment();
         checkpoint::point(&Disk, &run.checkpoints(), LAST, moment.step)?;
-        if let Some(best) = &moment.best {
-            checkpoint::point(&Disk, &run.checkpoints(), BEST, best.step)?;
+        match &moment.best {
+            Some(best) => checkpoint::point(&Disk, &run.checkpoints(), BEST, best.step)?,
+            None => checkpoint::unpoint(&run.checkpoints(), BEST)?,
         }
     }
     run.config(&config.resolved)?;
@@ -201,9 +202,16 @@ impl<D: ModelDevice> Session<'_, '_, D> {
     /// Trains to the end, with the final evaluation and checkpoint.
     fn train(&mut self) -> Result<(Ended, Option<Evaluation>)> {
         let mut evaluated = None;
+        if self.owes_judgement() {
+            evaluated = self.evaluate()?;
+        }
         let ended = loop {
             if let Some(signal) = self.signals.received() {
                 break Ended::Signal(signal);
+            }
+            // Asked before a step, so that a run which has stopped early stays so when resumed.
+            if self.should_stop() {
+                break Ended::EarlyStop;
             }
             let step = self.trainer.moment().step;
             if self.config.train.max_steps.is_some_and(|max| step >= max) {
@@ -226,15 +234,11 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                     if line.step.is_multiple_of(self.config.train.log_every) {
                         self.run.flush()?;
                     }
-                    let due = |every: Option<u64>| {
-                        every.is_some_and(|every| line.step.is_multiple_of(every))
-                    };
-                    if due(self.config.train.eval_every) {
+                    if due(self.config.train.eval_every, line.step) {
                         evaluated = self.evaluate()?;
                     }
-                    if due(self.config.train.checkpoint_every) {
-                        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
-                        self.progress.pause(|| trainer.checkpoint(run, false))?;
+                    if due(self.config.train.checkpoint_every, line.step) {
+                        self.checkpoint(false)?;
                     }
                 }
                 Some(Event::EpochEnd { .. }) => {
@@ -244,21 +248,28 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                     }
                 }
             }
-            if self.should_stop() {
-                break Ended::EarlyStop;
-            }
         };
+        // Before the last evaluation, whose data may be bad, and after it: it may be the best.
+        self.checkpoint(false)?;
         if !matches!(ended, Ended::Signal(_)) && !self.is_current(&evaluated) {
             evaluated = self.evaluate()?;
+            self.checkpoint(false)?;
         }
-        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
-        self.progress.pause(|| trainer.checkpoint(run, false))?;
         // A signal may have come during the last evaluation.
         let ended = self.signals.received().map_or(ended, Ended::Signal);
         let evaluation = evaluated
             .filter(|(step, _)| *step == self.trainer.moment().step)
             .map(|(_, evaluation)| evaluation);
         Ok((ended, evaluation))
+    }
+
+    /// Whether the resumed run was interrupted in an evaluation that early stopping looks at.
+    fn owes_judgement(&self) -> bool {
+        let moment = self.trainer.moment();
+        self.config.train.early_stop.is_some()
+            && moment.step > 0
+            && due(self.config.train.eval_every, moment.step)
+            && moment.judged != Some(moment.step)
     }
 
     /// Whether the evaluation is of this very moment.
@@ -283,11 +294,21 @@ impl<D: ModelDevice> Session<'_, '_, D> {
         if let Some(stop) = &self.config.train.early_stop
             && self.trainer.judge(stop, &evaluation)
         {
-            let (trainer, run) = (&mut *self.trainer, &mut *self.run);
-            self.progress.pause(|| trainer.checkpoint(run, true))?;
+            self.checkpoint(true)?;
         }
         Ok(Some((step, evaluation)))
     }
+
+    /// Writes a checkpoint of this moment if there is none; `best` makes it the best one too.
+    fn checkpoint(&mut self, best: bool) -> Result<()> {
+        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
+        self.progress.pause(|| trainer.checkpoint(run, best))
+    }
+}
+
+/// Whether something that happens every so many steps happens after step `step`.
+fn due(every: Option<u64>, step: u64) -> bool {
+    every.is_some_and(|every| step.is_multiple_of(every))
 }
 
 /// The end of a run, for people.

@@ -40,8 +40,8 @@ pub struct Trainer<'a, D: ModelDevice> {
     model: Model<D>,
     schedule: Schedule,
     moment: Moment,
-    /// Step of the newest checkpoint of this run.
-    checkpointed: Option<u64>,
+    /// The moment that the newest checkpoint of this run holds.
+    saved: Option<Moment>,
     /// Why no further work is done.
     failed: Option<String>,
 }
@@ -65,6 +65,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             window: Window::new(config.train.window_steps),
             best: None,
             evaluations_without_improvement: 0,
+            judged: None,
         };
         Self {
             config,
@@ -73,7 +74,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             model,
             schedule: config.schedule,
             moment,
-            checkpointed: None,
+            saved: None,
             failed: None,
         }
     }
@@ -85,19 +86,15 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     /// Errors: a damaged checkpoint, or one of another model or seed; nothing is written then.
     pub fn resume(&mut self, checkpoint: &Checkpoint, same_run: bool) -> Result<()> {
         let moment = &checkpoint.manifest.moment;
-        if moment.seed != self.config.seed {
-            return Err(Error::Mismatch {
-                path: checkpoint.folder.clone(),
-                reason: format!(
-                    "its run has seed {}, the configuration {}; a run goes on with its own seed",
-                    moment.seed, self.config.seed
-                ),
-            });
+        let faults = differences(&checkpoint.config()?, self.config);
+        if !faults.is_empty() {
+            let (path, reason) = (checkpoint.folder.clone(), faults.join("; "));
+            return Err(Error::Mismatch { path, reason });
         }
         checkpoint.load(&mut self.model, true)?;
         self.moment = moment.clone();
         self.moment.window = moment.window.clone().resized(self.config.train.window_steps);
-        self.checkpointed = same_run.then_some(moment.step);
+        self.saved = same_run.then(|| moment.clone());
         Ok(())
     }
 
@@ -208,9 +205,13 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         Ok(evaluated)
     }
 
-    /// Holds an evaluation against the best one. Gives whether it is the best so far, when a
-    /// metric is followed.
+    /// Holds an evaluation of this moment against the best one, once. Gives whether it is the
+    /// best so far.
     pub fn judge(&mut self, stop: &EarlyStop, evaluation: &Evaluation) -> bool {
+        if self.moment.judged == Some(self.moment.step) {
+            return false;
+        }
+        self.moment.judged = Some(self.moment.step);
         let value = evaluation.get(stop.metric);
         let better = match (&self.moment.best, value) {
             (_, None) => false,
@@ -230,8 +231,8 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         better
     }
 
-    /// Writes a checkpoint of this moment, unless the newest one is of this moment already.
-    /// `best` makes it the best one too.
+    /// Writes a checkpoint of this moment, unless the newest one holds it already. `best` makes it
+    /// the best one too.
     ///
     /// Errors: a failed write; the checkpoints before stay whole, and the trainer refuses further
     /// work.
@@ -258,14 +259,20 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         let folder = run.checkpoints();
         let step = self.moment.step;
         let mut written = None;
-        if self.checkpointed != Some(step) || best {
-            // A resumed run cuts the lines after its checkpoint, so those before must be there.
-            run.sync()?;
-            let config = &self.config.resolved;
-            let done = checkpoint::write(&Disk, &folder, &self.model, &self.moment, config)?;
-            written = Some(done.bytes);
-            self.checkpointed = Some(step);
+        match &self.saved {
+            Some(saved) if *saved == self.moment => {}
+            Some(saved) if saved.step == step => {
+                checkpoint::renew(&Disk, &folder, &self.moment)?;
+            }
+            _ => {
+                // A resumed run cuts the lines after its checkpoint, so those before must be there.
+                run.sync()?;
+                let config = &self.config.resolved;
+                let done = checkpoint::write(&Disk, &folder, &self.model, &self.moment, config)?;
+                written = Some(done.bytes);
+            }
         }
+        self.saved = Some(self.moment.clone());
         if best {
             checkpoint::point(&Disk, &folder, BEST, step)?;
         }
@@ -280,6 +287,27 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             None => Ok(()),
         }
     }
+}
+
+/// What keeps a run of `config` from going on with a run of `before`, besides names, types and
+/// shapes of tensors: two kinds of optimizers may keep states alike and mean other things by them.
+fn differences(before: &Config, config: &Config) -> Vec<String> {
+    let mut faults = Vec::new();
+    if before.seed != config.seed {
+        faults.push(format!(
+            "its run has seed {}, the configuration {}; a run goes on with its own seed",
+            before.seed, config.seed
+        ));
+    }
+    for table in &config.tables {
+        let name = &table.name;
+        let old = before.tables.iter().find(|old| old.name == *name);
+        let kinds = old.map(|old| (old.optimizer.name(), table.optimizer.name()));
+        if let Some((old, new)) = kinds.filter(|(old, new)| old != new) {
+            faults.push(format!("table {name} has optimizer {old}, the configuration {new}"));
+        }
+    }
+    faults
 }
 
 /// Evaluates `model` on the evaluation data of `config`.

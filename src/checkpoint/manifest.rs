@@ -27,6 +27,9 @@ pub struct Moment {
     pub best: Option<Best>,
     /// Evaluations since it, for early stopping.
     pub evaluations_without_improvement: u64,
+    /// Step of the evaluation last held against the best: a resumed run that evaluates this
+    /// moment again must not count it twice.
+    pub judged: Option<u64>,
 }
 
 /// The best evaluation of a run.
@@ -90,4 +93,11 @@ pub struct Manifest {
     pub tensors: Vec<Entry>,
     /// All files.
     pub shards: Vec<Shard>,
+}
+
+impl Manifest {
+    /// The text of `manifest.json`.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("a manifest has string keys only")
+    }
 }

@@ -15,7 +15,7 @@ pub use files::{Disk, Files, OutFile};
 pub use load::{Checkpoint, init, pointed};
 pub use manifest::{Best, Manifest, Moment};
 pub use tensors::CheckpointTensors;
-pub use write::{Written, point, write};
+pub use write::{Written, point, renew, write};
 
 use crate::{Error, Result};
 
@@ -32,9 +32,22 @@ pub fn step_dir(step: u64) -> String {
     format!("step-{step}")
 }
 
+/// Removes the pointer file `name`, if there is one.
+///
+/// Errors: a file that cannot be removed.
+pub fn unpoint(folder: &Path, name: &str) -> Result<()> {
+    let path = folder.join(name);
+    match std::fs::remove_file(&path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Write { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Removes all but the newest `keep` checkpoints, the best one, and the one of step `now`, after
 /// which nothing is newer: a folder of a later step is a leftover of a run that was resumed
-/// before it.
+/// before it. Folders of checkpoints that a crash cut short go too.
 ///
 /// Errors: a folder that cannot be listed or removed.
 pub fn prune(
@@ -46,16 +59,17 @@ pub fn prune(
 ) -> Result<()> {
     let listing =
         std::fs::read_dir(folder).map_err(|source| Error::Read { path: folder.into(), source })?;
-    let mut steps: Vec<u64> = listing
-        .filter_map(|entry| {
-            entry.ok()?.file_name().to_str()?.strip_prefix("step-")?.parse::<u64>().ok()
-        })
-        .collect();
+    let names: Vec<String> =
+        listing.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let mut steps: Vec<u64> =
+        names.iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
     steps.sort_unstable_by_key(|&step| std::cmp::Reverse(step));
     let (later, ours): (Vec<u64>, Vec<u64>) = steps.into_iter().partition(|&step| step > now);
     let old = ours.into_iter().skip(keep.max(1));
-    for step in later.into_iter().chain(old).filter(|&step| Some(step) != best) {
-        let path = folder.join(step_dir(step));
+    let gone = later.into_iter().chain(old).filter(|&step| Some(step) != best).map(step_dir);
+    let cut = names.into_iter().filter(|name| name.starts_with(".step-"));
+    for name in gone.chain(cut) {
+        let path = folder.join(name);
         files.remove_dir(&path).map_err(|source| Error::Write { path, source })?;
     }
     Ok(())

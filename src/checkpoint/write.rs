@@ -9,11 +9,11 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::files::{Files, OutFile};
 use super::manifest::{Entry, Manifest, Moment, Piece, Shard, VERSION};
-use super::{LAST, step_dir};
+use super::{Checkpoint, LAST, MANIFEST, step_dir};
 use crate::safetensors_io;
 use crate::tensors::{ReadTensors, Tensor};
 use crate::{Error, Result};
@@ -59,8 +59,8 @@ pub fn write(
         tensors: model.tensors().iter().map(entry).collect(),
         shards,
     };
-    let text = serde_json::to_vec_pretty(&manifest).expect("a manifest has string keys only");
-    let path = part.join("manifest.json");
+    let text = manifest.to_bytes();
+    let path = part.join(MANIFEST);
     write_file(files, &path, &text).map_err(wrote(&path))?;
     files.sync_dir(&part).map_err(wrote(&part))?;
 
@@ -72,6 +72,25 @@ pub fn write(
     point(files, folder, LAST, moment.step)?;
     let bytes = manifest.shards.iter().map(|shard| shard.bytes).sum::<u64>() + text.len() as u64;
     Ok(Written { bytes })
+}
+
+/// Replaces the moment of checkpoint `folder/step-N`, which holds the model of that step already.
+///
+/// An evaluation changes the moment (what is best so far) and no tensor, so that only the manifest
+/// is written again, and switched atomically: the checkpoint may be the one that `last` names.
+///
+/// Errors: a manifest that cannot be read, or any failed operation; the old one then stands.
+pub fn renew(files: &dyn Files, folder: &Path, moment: &Moment) -> Result<()> {
+    let target = folder.join(step_dir(moment.step));
+    let Manifest { format, version, config, tensors, shards, moment: _ } =
+        Checkpoint::open(target.clone())?.manifest;
+    let manifest = Manifest { format, version, moment: moment.clone(), config, tensors, shards };
+    let part = target.join(format!(".{MANIFEST}.part"));
+    let path = target.join(MANIFEST);
+    write_file(files, &part, &manifest.to_bytes())
+        .and_then(|()| files.rename(&part, &path))
+        .and_then(|()| files.sync_dir(&target))
+        .map_err(|source| Error::Write { path, source })
 }
 
 /// Makes the pointer file `name` (such as `last`) hold the name of step `step`'s folder.
@@ -143,12 +162,12 @@ fn plan(tensors: &[Tensor], shard_bytes: usize) -> Vec<Vec<Part>> {
 
 fn write_shard(
     files: &dyn Files,
-    path: &PathBuf,
+    path: &Path,
     file: String,
     model: &dyn ReadTensors,
     parts: Vec<Part>,
 ) -> Result<Shard> {
-    let wrote = |source| Error::Write { path: path.clone(), source };
+    let wrote = |source| Error::Write { path: path.into(), source };
     let all = model.tensors();
     let tensors: Vec<Tensor> =
         parts.iter().map(|part| all[part.tensor].with_rows(part.rows)).collect();

@@ -303,8 +303,10 @@ impl Config {
     pub fn load(path: &Path, set: &[String]) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
-        let base = std::path::absolute(folder_of(path))
+        // Made absolute first: the folder of a bare `config.toml` has no name.
+        let whole = std::path::absolute(path)
             .map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
+        let base = whole.parent().unwrap_or(&whole).to_path_buf();
         Self::parse(&text, path, base, set).map(|(config, _)| config)
     }
 
