@@ -77,15 +77,25 @@ pub enum Error {
         /// Which loss, parameter or table.
         what: String,
     },
-    /// Some rows moved in a step and others could not.
+    /// Some of the model moved in a step and the rest overflowed.
     #[error(
-        "step {step}: {what} got a gradient or state that is not finite (they overflowed) while other rows moved; the model is between two steps, and no checkpoint of it is written (resume the last one with a lower learning rate or optimizer.clip_norm)"
+        "step {step}: {what} overflowed in the update while others moved; the model is between two steps, and no checkpoint of it is written (resume the last one with a lower learning rate or optimizer.clip_norm)"
     )]
     Torn {
         /// The step, from 1.
         step: u64,
-        /// Which rows.
+        /// Which rows or parameter.
         what: String,
+    },
+    /// A trained model gives no number for a sample.
+    #[error(
+        "{place}: the model's logit is {logit}: its weights have grown too large (go back to an earlier checkpoint with a lower learning rate or optimizer.clip_norm)"
+    )]
+    NonFiniteLogit {
+        /// File and row.
+        place: String,
+        /// NaN or an infinity.
+        logit: f32,
     },
     /// A label that the loss has no meaning for.
     #[error("{place}: label {label} is outside 0 to 1")]

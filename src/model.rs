@@ -106,8 +106,8 @@ pub enum Stepped {
     Done(StepLoss),
     /// A loss or gradient, named here, is not finite; the model is as it was.
     NonFinite(String),
-    /// Rows of a table, named here, could not be moved although their batch looked well: other
-    /// rows have moved, so the model is between two steps.
+    /// Rows of a table or a dense parameter, named here, overflowed in their update although their
+    /// gradients were finite: others have moved, so the model is between two steps.
     Torn(String),
 }
 
@@ -223,13 +223,20 @@ impl<D: ModelDevice> Model<D> {
 
     /// The logits of a batch, in the order of its samples.
     ///
-    /// Errors: [`Error::BadInput`], or what the device says.
+    /// Errors: [`Error::BadInput`]; [`Error::NonFiniteLogit`] of the first one; what the device
+    /// says.
     pub fn predict(&mut self, batch: &Batch) -> Result<Vec<f32>> {
         let lookup = self.resolve(batch)?;
         self.forward(batch, &lookup, &mut Clock::start())?;
         let mut logits = vec![0.0; batch.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
-        Ok(logits)
+        match logits.iter().position(|logit| !logit.is_finite()) {
+            None => Ok(logits),
+            Some(sample) => Err(Error::NonFiniteLogit {
+                place: batch.place(sample).to_string(),
+                logit: logits[sample],
+            }),
+        }
     }
 
     /// Trains on one batch.
@@ -313,6 +320,9 @@ impl<D: ModelDevice> Model<D> {
             clip: dense_clip,
         };
         self.towers.update(stream, &dense)?;
+        if let Some(parameter) = self.towers.nonfinite(stream)? {
+            return Ok(Stepped::Torn(format!("parameter {parameter}")));
+        }
         self.device.synchronize(stream)?;
         clock.lap("update_dense");
         Ok(Stepped::Done(self.sums(batch, mean)?))

@@ -450,6 +450,33 @@ fn a_loss_or_gradient_that_overflows_stops_the_run() {
     }
 }
 
+/// Weights that are finite and far too large give no predictions. There was a time when the
+/// evaluation then said AUC 0.5 and log loss NaN, and the run ended well.
+#[test]
+fn a_prediction_that_is_not_a_number_is_an_error() {
+    let project = parquet(&[]);
+    let eval = "--set data.eval=train.parquet";
+    let ran =
+        project.run(&format!("train config.toml --out run {HUGE} {eval} --set train.max_steps=1"));
+    let said = ["train.parquet row 0: the model's logit is ", "too large"];
+    ran.says(1, &said);
+    project.run(&format!("eval config.toml --checkpoint run {eval}")).says(1, &said);
+    let predict = format!("predict config.toml --checkpoint run --out scores.parquet {eval}");
+    project.run(&predict).says(1, &said);
+    assert!(!project.path("scores.parquet").exists());
+}
+
+/// Finite gradients can overflow in the update of the towers. There was a time when the last step
+/// of a run could do so, and its checkpoint held NaN.
+#[test]
+fn a_parameter_that_overflows_in_its_update_is_never_saved() {
+    for lr in ["1e38", "1e39"] {
+        let project = parquet(&[("d2", floats(&[1e4; 8]))]);
+        let set = format!("--set optimizer.dense.lr={lr} --set train.max_steps=1");
+        refused(&project, &set, &["step 1: parameter dense.", "no checkpoint of it is written"]);
+    }
+}
+
 #[test]
 fn a_row_that_overflows_in_its_update_stops_the_run_too() {
     let project = parquet(&[]);

@@ -129,6 +129,22 @@ impl<D: DenseOps> Dlrm<D> {
         Ok(self.device.update(stream, &update, grads, weights, &mut self.states)?)
     }
 
+    /// The first parameter, if any, with a weight or an optimizer state that is NaN or infinite:
+    /// a finite gradient can still overflow in its update. One pass over weights and states.
+    ///
+    /// Errors: [`DenseError::Device`].
+    pub fn nonfinite(&mut self, stream: &D::Stream) -> Result<Option<&str>> {
+        for param in &self.layout.params {
+            for values in std::iter::once(&self.weights).chain(&self.states) {
+                let (range, sums) = (param.range.clone(), &mut self.partial_sums);
+                if !self.device.sum_of_squares(stream, range, values, sums)?.is_finite() {
+                    return Ok(Some(&param.name));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The flat gradient buffer, laid out as [`Dlrm::params`] says.
     #[must_use]
     pub fn grads(&self) -> &D::Buffer<f32> {
