@@ -5,7 +5,7 @@ use tessera_device::Cpu;
 use crate::checkpoint::Checkpoint;
 use crate::cli::{self, Split};
 use crate::config::Config;
-use crate::model::Model;
+use crate::model::{FirstValues, Model};
 use crate::signals::Signals;
 use crate::trainer::{Evaluated, evaluate};
 use crate::{Result, source};
@@ -16,7 +16,7 @@ use crate::{Result, source};
 pub fn load(args: &cli::ConfigArgs, path: &std::path::Path) -> Result<(Config, Model<Cpu>)> {
     let config = Config::load(&args.config, &args.set)?;
     let checkpoint = Checkpoint::find(path)?;
-    let mut model = Model::new(&Cpu::new(config.threads)?, &config)?;
+    let mut model = Model::new(&Cpu::new(config.threads)?, &config, FirstValues::Loaded)?;
     checkpoint.load(&mut model, false)?;
     Ok((config, model))
 }

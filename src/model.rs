@@ -111,6 +111,16 @@ pub enum Stepped {
     Torn(String),
 }
 
+/// Where the first values of a model come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstValues {
+    /// Drawn: a function of the seed and of names.
+    Drawn,
+    /// The caller loads every weight before it uses the model. Until then tables are zero, which
+    /// touches no memory.
+    Loaded,
+}
+
 /// A model on a device.
 pub struct Model<D: ModelDevice> {
     device: D,
@@ -131,13 +141,18 @@ pub struct Model<D: ModelDevice> {
 }
 
 impl<D: ModelDevice> Model<D> {
-    /// A model at its first values, which are a function of the seed and of names.
+    /// A model at its first values.
     ///
     /// Errors: tables that do not fit memory, by name and bytes.
-    pub fn new(device: &D, config: &Config) -> Result<Self> {
+    pub fn new(device: &D, config: &Config, first: FirstValues) -> Result<Self> {
         let stream = device.stream()?;
         let spec = config.model_spec();
-        let (tables, features) = tables(config, &spec);
+        let (mut tables, features) = tables(config, &spec);
+        if first == FirstValues::Loaded {
+            for table in &mut tables {
+                table.init = Init::Zero;
+            }
+        }
         let stride = spec.stride();
         let embedding =
             EmbeddingCollection::new(device.clone(), &stream, tables, features, config.seed)?;

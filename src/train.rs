@@ -12,7 +12,7 @@ use crate::cli;
 use crate::config::Config;
 use crate::evaluation::Evaluation;
 use crate::metrics::Metrics;
-use crate::model::{Clock, Model, ModelDevice};
+use crate::model::{Clock, FirstValues, Model, ModelDevice};
 use crate::progress::{Progress, Standing};
 use crate::run_dir::{RunDir, Summary};
 use crate::serve::{Health, MetricsServer};
@@ -108,7 +108,9 @@ fn train_on<D: ModelDevice>(
     signals: &Signals,
 ) -> Result<Ended> {
     let registry = Registry::new();
-    let model = Model::new(device, config)?;
+    let loaded = resumed.is_some() || args.init.is_some();
+    let first = if loaded { FirstValues::Loaded } else { FirstValues::Drawn };
+    let model = Model::new(device, config, first)?;
     let metrics = Metrics::register(&registry, model.table_names())?;
     let mut trainer = Trainer::new(config, &metrics, signals, model);
     if let Some(checkpoint) = resumed {
