@@ -94,7 +94,7 @@ fn parallel(mut section: Section<'_>) -> u64 {
         section.choice("comm", &[("single", ())]);
     }
     let replicas = section.at_least_one("replicas", 1u64);
-    if ranks % replicas.max(1) != 0 {
+    if !ranks.is_multiple_of(replicas.max(1)) {
         section.fault("replicas", format!("{ranks} ranks cannot form {replicas} equal groups"));
     }
     section.at_least_one("sync_every", 1u64);

@@ -111,7 +111,7 @@ fn own_optimizer(
                 "missing: give the table one, or all of them [optimizer.sparse]",
             );
         }
-        return shared.optimizer.clone().unwrap_or(PLACEHOLDER);
+        return shared.optimizer.unwrap_or(PLACEHOLDER);
     }
     // A table that names another kind starts afresh; one that does not changes options only.
     let same_kind =
