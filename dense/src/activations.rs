@@ -19,7 +19,7 @@ pub struct Activations<D: Device> {
     /// and the wide columns, forward writes the dense vector's.
     pub x0: D::Buffer<f32>,
     /// Gradient of `x0`, in the same layout, after backward. The dense vector's columns are
-    /// working memory.
+    /// working memory; columns past the last are never written and stay 0.
     pub dx0: D::Buffer<f32>,
     /// Logits (max_batch) after forward.
     pub logits: D::Buffer<f32>,

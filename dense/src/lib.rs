@@ -35,7 +35,7 @@ pub use ops::{
     Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
     LossInput, Pass, Rows, RowsMut, SUM_BLOCK, Update,
 };
-pub use optimizer::{Clip, DenseOptimizer, DenseStep, Rule};
+pub use optimizer::{AdamRule, Clip, DenseOptimizer, DenseStep, Rule};
 pub use params::{BUCKET_BYTES, Param, Role, Tensor};
 pub use passes::Bucket;
 pub use schedule::{Decay, Schedule};

@@ -79,7 +79,7 @@ impl DenseOptimizer {
         match *self {
             Self::Sgd { .. } => Rule::Sgd,
             Self::Adagrad { eps, .. } => Rule::Adagrad { eps: eps as f32 },
-            Self::Adam { eps, beta1, beta2, .. } => Rule::Adam {
+            Self::Adam { eps, beta1, beta2, .. } => Rule::Adam(AdamRule {
                 eps: eps as f32,
                 beta1: beta1 as f32,
                 rest1: (1.0 - beta1) as f32,
@@ -87,7 +87,7 @@ impl DenseOptimizer {
                 beta2: beta2 as f32,
                 rest2: (1.0 - beta2) as f32,
                 correction2: (1.0 - power(beta2, t)) as f32,
-            },
+            }),
         }
     }
 }
@@ -138,22 +138,26 @@ pub enum Rule {
         eps: f32,
     },
     /// See [`DenseOptimizer::Adam`].
-    Adam {
-        /// Added to the root.
-        eps: f32,
-        /// b1.
-        beta1: f32,
-        /// 1 - b1.
-        rest1: f32,
-        /// 1 - b1^t.
-        correction1: f32,
-        /// b2.
-        beta2: f32,
-        /// 1 - b2.
-        rest2: f32,
-        /// 1 - b2^t.
-        correction2: f32,
-    },
+    Adam(AdamRule),
+}
+
+/// Constants of an Adam step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamRule {
+    /// Added to the root.
+    pub eps: f32,
+    /// b1.
+    pub beta1: f32,
+    /// 1 - b1.
+    pub rest1: f32,
+    /// 1 - b1^t.
+    pub correction1: f32,
+    /// b2.
+    pub beta2: f32,
+    /// 1 - b2.
+    pub rest2: f32,
+    /// 1 - b2^t.
+    pub correction2: f32,
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Z is (vectors, dim), row-major, as it lies in an input row.
 //! Forward: 8 vectors j are turned so that column d of all 8 is one register; rows i, six at a
 //! time, are broadcast against it: a GEMM kernel that skips most of the upper triangle.
+//! Accumulators pass through functions by value, or the compiler would keep them in memory.
 //! Backward: `dz_i = sum_j S_ij z_j`, S symmetric with zeros on its diagonal, six rows i times 16
 //! columns at a time. Every result is one chain of multiplications and additions in the order of
 //! d (forward) or j (backward), apart (no FMA): the same bits on every instruction set.
@@ -16,14 +17,33 @@ use tessera_device::simd_kernel;
 const ROWS: usize = 6;
 /// Columns of a register block forward.
 const COLS: usize = 8;
-/// Columns d turned at once, held on the stack (8 KiB).
-const DEPTH: usize = 256;
+/// Columns d turned at once, held on the stack (4 KiB).
+const DEPTH: usize = 128;
 /// Vectors j whose S is held on the stack.
 const WIDTH: usize = 64;
 
 /// Index of pair (i, 0) among the pairs.
 const fn pair_row(i: usize) -> usize {
     i * i.saturating_sub(1) / 2
+}
+
+/// Adds `rows_r[d] * turned[d]` to each row of `sums`, which stay in registers.
+#[inline(always)]
+fn forward_block(
+    mut sums: [[f32; COLS]; ROWS],
+    turned: &[[f32; COLS]],
+    rows: [&[f32]; ROWS],
+) -> [[f32; COLS]; ROWS] {
+    let depth = turned.len();
+    let rows = rows.map(|row| &row[..depth]);
+    for d in 0..depth {
+        for r in 0..ROWS {
+            for j in 0..COLS {
+                sums[r][j] += rows[r][d] * turned[d][j];
+            }
+        }
+    }
+    sums
 }
 
 #[inline(always)]
@@ -33,23 +53,17 @@ fn forward_body(z: &[f32], vectors: usize, dim: usize, pairs: &mut [f32]) {
         let width = COLS.min(vectors - j0);
         for d0 in (0..dim).step_by(DEPTH) {
             let depth = DEPTH.min(dim - d0);
-            for j in 0..width {
-                let z = &z[(j0 + j) * dim + d0..][..depth];
-                for d in 0..depth {
-                    turned[d][j] = z[d];
-                }
-            }
-            for j in width..COLS {
-                for turned in &mut turned[..depth] {
-                    turned[j] = 0.0;
-                }
+            // Vectors past the end repeat the last one, here and below; what they give is not
+            // stored.
+            let columns: [&[f32]; COLS] =
+                std::array::from_fn(|j| &z[(j0 + j).min(vectors - 1) * dim + d0..][..depth]);
+            for (d, turned) in turned[..depth].iter_mut().enumerate() {
+                *turned = std::array::from_fn(|j| columns[j][d]);
             }
             let turned = &turned[..depth];
-            let mut i0 = j0 + 1;
-            while i0 < vectors {
-                // Rows past the end repeat the last one; their results are not stored.
-                let row = |r: usize| &z[(i0 + r).min(vectors - 1) * dim + d0..][..depth];
-                let rows: [&[f32]; ROWS] = std::array::from_fn(row);
+            for i0 in (j0 + 1..vectors).step_by(ROWS) {
+                let rows: [&[f32]; ROWS] =
+                    std::array::from_fn(|r| &z[(i0 + r).min(vectors - 1) * dim + d0..][..depth]);
                 let mut sums = [[0.0f32; COLS]; ROWS];
                 if d0 > 0 {
                     for r in 0..ROWS.min(vectors - i0) {
@@ -58,19 +72,12 @@ fn forward_body(z: &[f32], vectors: usize, dim: usize, pairs: &mut [f32]) {
                         sums[r][..kept].copy_from_slice(from);
                     }
                 }
-                for (d, column) in turned.iter().enumerate() {
-                    for r in 0..ROWS {
-                        let z = rows[r][d];
-                        for j in 0..COLS {
-                            sums[r][j] += z * column[j];
-                        }
-                    }
-                }
+                let sums = forward_block(sums, turned, rows);
                 for r in 0..ROWS.min(vectors - i0) {
                     let kept = width.min(i0 + r - j0);
-                    pairs[pair_row(i0 + r) + j0..][..kept].copy_from_slice(&sums[r][..kept]);
+                    let to = &mut pairs[pair_row(i0 + r) + j0..][..kept];
+                    to.copy_from_slice(&sums[r][..kept]);
                 }
-                i0 += ROWS;
             }
         }
     }
@@ -81,37 +88,42 @@ simd_kernel! {
     pub fn forward = forward_body(z: &[f32], vectors: usize, dim: usize, pairs: &mut [f32])
 }
 
-/// Adds `sum_j s_j z_j` for ROWS rows at once to columns `first..first + C` of `dz`.
+/// Adds `sum_j s_j z_j[first..first + C]` to each row of `sums`, which stay in registers.
 #[inline(always)]
 fn backward_block<const C: usize>(
+    mut sums: [[f32; C]; ROWS],
+    s: &[[f32; ROWS]],
+    z: &[f32],
+    dim: usize,
+) -> [[f32; C]; ROWS] {
+    for (j, s) in s.iter().enumerate() {
+        let z = &z[j * dim..][..C];
+        for r in 0..ROWS {
+            for c in 0..C {
+                sums[r][c] += s[r] * z[c];
+            }
+        }
+    }
+    sums
+}
+
+/// As [`backward_block`], from and to the first `rows` rows of `dz`.
+#[inline(always)]
+fn backward_columns<const C: usize>(
     s: &[[f32; ROWS]],
     z: &[f32],
     dim: usize,
     dz: &mut [f32],
     rows: usize,
     first: usize,
-    cols: usize,
 ) {
     let mut sums = [[0.0f32; C]; ROWS];
-    for r in 0..rows {
-        sums[r][..cols].copy_from_slice(&dz[r * dim + first..][..cols]);
+    for (r, sums) in sums.iter_mut().enumerate().take(rows) {
+        sums.copy_from_slice(&dz[r * dim + first..][..C]);
     }
-    for (j, s) in s.iter().enumerate() {
-        let z = &z[j * dim + first..];
-        let mut values = [0.0f32; C];
-        if cols == C {
-            values.copy_from_slice(&z[..C]);
-        } else {
-            values[..cols].copy_from_slice(&z[..cols]);
-        }
-        for r in 0..ROWS {
-            for c in 0..C {
-                sums[r][c] += s[r] * values[c];
-            }
-        }
-    }
-    for r in 0..rows {
-        dz[r * dim + first..][..cols].copy_from_slice(&sums[r][..cols]);
+    let sums = backward_block::<C>(sums, s, &z[first..], dim);
+    for (r, sums) in sums.iter().enumerate().take(rows) {
+        dz[r * dim + first..][..C].copy_from_slice(sums);
     }
 }
 
@@ -123,6 +135,11 @@ fn backward_body(z: &[f32], vectors: usize, dim: usize, pairs: &[f32], dz: &mut 
         for j0 in (0..vectors).step_by(WIDTH) {
             let width = WIDTH.min(vectors - j0);
             for (j, s) in (j0..).zip(&mut s[..width]) {
+                // Past the diagonal a row of S is a piece of a row of pairs.
+                if j >= i0 + ROWS {
+                    s.copy_from_slice(&pairs[pair_row(j) + i0..][..ROWS]);
+                    continue;
+                }
                 for (i, s) in (i0..).zip(&mut s[..rows]) {
                     *s = match i.cmp(&j) {
                         Ordering::Greater => pairs[pair_row(i) + j],
@@ -135,15 +152,16 @@ fn backward_body(z: &[f32], vectors: usize, dim: usize, pairs: &[f32], dz: &mut 
             let dz = &mut dz[i0 * dim..];
             let mut first = 0;
             while dim - first >= 16 {
-                backward_block::<16>(s, z, dim, dz, rows, first, 16);
+                backward_columns::<16>(s, z, dim, dz, rows, first);
                 first += 16;
             }
-            if dim - first >= 8 {
-                backward_block::<8>(s, z, dim, dz, rows, first, 8);
-                first += 8;
+            while dim - first >= 4 {
+                backward_columns::<4>(s, z, dim, dz, rows, first);
+                first += 4;
             }
-            if dim > first {
-                backward_block::<8>(s, z, dim, dz, rows, first, dim - first);
+            while dim > first {
+                backward_columns::<1>(s, z, dim, dz, rows, first);
+                first += 1;
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use tessera_device::simd_kernel;
 
-use crate::optimizer::{Clip, Rule};
+use crate::optimizer::{AdamRule, Clip};
 
 #[inline(always)]
 fn add_bias_body(y: &mut [f32], bias: &[f32]) {
@@ -159,16 +159,14 @@ simd_kernel! {
 #[inline(always)]
 fn adam_body(
     lr: f32,
-    rule: Rule,
+    rule: AdamRule,
     clip: Clip,
     g: &[f32],
     w: &mut [f32],
     m: &mut [f32],
     v: &mut [f32],
 ) {
-    let Rule::Adam { eps, beta1, rest1, correction1, beta2, rest2, correction2 } = rule else {
-        return;
-    };
+    let AdamRule { eps, beta1, rest1, correction1, beta2, rest2, correction2 } = rule;
     for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
         let g = clipped(*g, clip);
         *m = beta1 * *m + rest1 * g;
@@ -180,10 +178,10 @@ fn adam_body(
 }
 
 simd_kernel! {
-    /// See `DenseOptimizer::Adam`; `rule` is an Adam's.
+    /// See `DenseOptimizer::Adam`.
     pub fn adam = adam_body(
         lr: f32,
-        rule: Rule,
+        rule: AdamRule,
         clip: Clip,
         g: &[f32],
         w: &mut [f32],
@@ -240,7 +238,7 @@ mod tests {
             let (mut w, mut sum) = (vec![1.0f32; 9], vec![0.0f32; 9]);
             adagrad(simd, 0.1, 0.0, Clip::None, &[0.0; 9], &mut w, &mut sum);
             assert_eq!(w, [1.0; 9]);
-            let rule = Rule::Adam {
+            let rule = AdamRule {
                 eps: 0.0,
                 beta1: 0.9,
                 rest1: 0.1,

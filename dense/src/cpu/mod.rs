@@ -363,14 +363,15 @@ impl DenseOps for Cpu {
                     elementwise::adagrad(simd, lr, eps, clip, g, w, sum);
                 });
             }
-            (Rule::Adam { .. }, [m, v]) => {
+            (Rule::Adam(rule), [m, v]) => {
                 let m = m[range.clone()].par_chunks_mut(UPDATE_BLOCK);
                 let v = v[range.clone()].par_chunks_mut(UPDATE_BLOCK);
                 both.zip(m).zip(v).for_each(|(((g, w), m), v)| {
                     elementwise::adam(simd, lr, rule, clip, g, w, m, v);
                 });
             }
-            (Rule::Adagrad { .. } | Rule::Adam { .. }, states) => {
+            // The trait's contract: as many states as `DenseOptimizer::state_names` lists.
+            (Rule::Adagrad { .. } | Rule::Adam(_), states) => {
                 panic!("{rule:?} cannot work on {} states", states.len());
             }
         });
@@ -384,9 +385,14 @@ impl DenseOps for Cpu {
         buffer: &HostBuffer<f32>,
         scratch: &mut HostBuffer<f64>,
     ) -> Result<f64> {
-        let partial = &mut scratch[..range.len().div_ceil(SUM_BLOCK)];
         let simd = self.simd();
-        let blocks = buffer[range].par_chunks(SUM_BLOCK);
+        let values = &buffer[range];
+        if values.len() <= SUM_BLOCK {
+            // Most biases: not worth waking a worker.
+            return Ok(elementwise::sum_of_squares(simd, values));
+        }
+        let partial = &mut scratch[..values.len().div_ceil(SUM_BLOCK)];
+        let blocks = values.par_chunks(SUM_BLOCK);
         self.run(|| {
             blocks.zip(partial.par_iter_mut()).for_each(|(block, partial)| {
                 *partial = elementwise::sum_of_squares(simd, block);

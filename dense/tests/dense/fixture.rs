@@ -137,8 +137,10 @@ impl Fixture {
         let wide = if spec.wide { spec.features.len() } else { 0 };
         bits.extend(&self.acts.logits[..self.batch]);
         for r in 0..self.batch {
-            let row = &self.acts.dx0[r * spec.stride()..];
-            bits.extend(&row[spec.dense_width()..spec.input_width() + wide]);
+            let row = &self.acts.dx0[r * spec.stride()..][..spec.stride()];
+            let end = spec.input_width() + wide;
+            bits.extend(&row[spec.dense_width()..end]);
+            assert!(row[end..].iter().all(|x| x.is_nan()), "padding was written");
         }
         assert!(bits.iter().all(|x| x.is_finite()));
         bits.into_iter().map(f32::to_bits).collect()
