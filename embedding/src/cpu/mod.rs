@@ -6,12 +6,14 @@
 
 mod group;
 mod init;
+mod lanes;
 mod numbers;
 mod pool;
 mod rows;
 mod rules;
 mod update;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
@@ -30,9 +32,6 @@ use update::{Gradients, Owner, TableUpdate, Weights};
 
 /// Groupings kept for reuse: as many as batches are likely to be in flight.
 const GROUPS_KEPT: usize = 8;
-
-/// Bags that one task pools at the least.
-const TASK_BAGS_MIN: usize = 8;
 
 /// Tasks a thread, so that a slow one does not hold up the rest.
 const TASKS_PER_THREAD: usize = 8;
@@ -156,42 +155,102 @@ impl CpuLookup {
         }
     }
 
-    /// Pools all features of the bags from `first` on into `out`, (bags, stride).
-    fn pool_bags(
+    /// Cuts a forward pass into tasks of about equal work, each some bags of one feature: a
+    /// thread stays with one table, whose pages it then knows, for as long as it can.
+    fn pool_tasks(&self, threads: usize) -> Vec<PoolTask> {
+        let features = self.schema.features().iter().zip(&self.host.features);
+        let cost_of = |table: usize, ids: u64, bags: usize| {
+            let spec = &self.schema.tables()[table];
+            ids * (spec.dim * spec.precision.bytes() + 16) as u64 + (bags * spec.dim * 4) as u64
+        };
+        let costs: Vec<u64> = features
+            .clone()
+            .map(|(spec, feature)| cost_of(spec.table, feature.rows.len() as u64, self.host.bags))
+            .collect();
+        let share = costs.iter().sum::<u64>() / (TASKS_PER_THREAD * threads) as u64 + 1;
+        let mut tasks = Vec::new();
+        for (index, ((spec, feature), cost)) in features.zip(costs).enumerate() {
+            let parts = cost.div_ceil(share).max(1);
+            let mut first = 0;
+            for part in 1..=parts {
+                let upto = cost / parts * part;
+                let cost_to = |bag: usize| cost_of(spec.table, feature.offsets[bag], bag);
+                let end = match part == parts {
+                    true => self.host.bags,
+                    false => first_bag(first..self.host.bags, |bag| cost_to(bag) >= upto),
+                };
+                tasks.push(PoolTask { feature: index, bags: first..end });
+                first = end;
+            }
+        }
+        tasks
+    }
+
+    /// Pools some bags of a feature into `out`, (bags, stride).
+    ///
+    /// # Safety
+    /// While this runs, nobody else reaches the feature's columns of these bags.
+    unsafe fn pool(
         &self,
         simd: Simd,
         stores: &[Resident<Cpu>],
-        first: usize,
-        out: &mut [f32],
-        stride: usize,
+        task: &PoolTask,
+        out: &RawRows<'_, f32>,
     ) {
-        let bags = out.len() / stride;
-        for (spec, feature) in self.schema.features().iter().zip(&self.host.features) {
-            let (table, store) = (&self.schema.tables()[spec.table], &stores[spec.table]);
-            let plane: &[u8] = store.weights();
-            let slots = store.slots(bytemuck::cast_slice(&feature.rows));
-            let offsets = &feature.offsets[first..=first + bags];
-            macro_rules! bags_of {
-                () => {
-                    &Bags {
-                        table: bytemuck::cast_slice(plane),
-                        dim: table.dim,
-                        slots,
-                        weights: feature.weights.as_deref(),
-                        offsets,
-                        mean: table.pooling == Pooling::Mean,
-                        stride,
-                        column: spec.column,
-                    }
-                };
-            }
+        let (spec, feature) =
+            (&self.schema.features()[task.feature], &self.host.features[task.feature]);
+        let (table, store) = (&self.schema.tables()[spec.table], &stores[spec.table]);
+        let plane: &[u8] = store.weights();
+        let slots = store.slots(bytemuck::cast_slice(&feature.rows));
+        macro_rules! bags {
+            () => {
+                &Bags {
+                    table: bytemuck::cast_slice(plane),
+                    dim: table.dim,
+                    slots,
+                    weights: feature.weights.as_deref(),
+                    offsets: &feature.offsets[task.bags.start..=task.bags.end],
+                    first: task.bags.start,
+                    mean: table.pooling == Pooling::Mean,
+                    column: spec.column,
+                }
+            };
+        }
+        // SAFETY: the caller's guarantee, handed on.
+        unsafe {
             match table.precision {
-                Precision::Fp32 => pool::pool_fp32(simd, bags_of!(), out),
-                Precision::Fp16 => pool::pool_fp16(simd, bags_of!(), out),
-                Precision::Bf16 => pool::pool_bf16(simd, bags_of!(), out),
+                Precision::Fp32 => pool::pool_fp32(simd, bags!(), out),
+                Precision::Fp16 if f16c(simd) => pool::pool_f16c(simd, bags!(), out),
+                Precision::Fp16 => pool::pool_fp16(simd, bags!(), out),
+                Precision::Bf16 => pool::pool_bf16(simd, bags!(), out),
             }
         }
     }
+}
+
+/// Some bags of one feature.
+struct PoolTask {
+    feature: usize,
+    bags: Range<usize>,
+}
+
+/// The first of `bags` that is `enough`, or their end; `enough` holds from some bag on.
+fn first_bag(bags: Range<usize>, enough: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (bags.start, bags.end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if enough(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+/// Whether `simd` comes with conversions of float16.
+fn f16c(simd: Simd) -> bool {
+    simd != Simd::Baseline
 }
 
 /// What an update at `step` needs of a table.
@@ -199,19 +258,23 @@ fn table_update<'a>(
     spec: &TableSpec,
     store: &'a mut Resident<Cpu>,
     seed: u64,
+    simd: Simd,
     step: &SparseStep,
 ) -> TableUpdate<'a> {
     let (weights, state) = store.planes_mut();
     let dim = spec.dim;
     let weights = match spec.precision {
         Precision::Fp32 => Weights::Fp32(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
+        Precision::Fp16 if f16c(simd) => {
+            Weights::F16c(RawRows::new(bytemuck::cast_slice_mut(weights), dim))
+        }
         Precision::Fp16 => Weights::Fp16(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
         Precision::Bf16 => Weights::Bf16(RawRows::new(bytemuck::cast_slice_mut(weights), dim)),
     };
     let all = spec.optimizer.state_columns(dim);
     let first = spec.optimizer.state().first().map_or(0, |tensor| tensor.columns(dim));
     // First values use counters below 2^62 (columns / 4) in the high half; a step's key comes
-    // from counters that they never reach.
+    // from one that they never reach.
     let words = Philox::for_name(seed, &spec.name).block(step.t, u64::MAX);
     let key = u64::from(words[0]) | u64::from(words[1]) << 32;
     TableUpdate {
@@ -288,15 +351,18 @@ impl LookupOps for Cpu {
             return Ok(());
         }
         let simd = self.simd();
-        let task_bags = bags.div_ceil(TASKS_PER_THREAD * self.threads()).max(TASK_BAGS_MIN);
-        if lookup.parallel(self) && task_bags < bags {
-            self.run(|| {
-                out.par_chunks_mut(task_bags * stride).enumerate().for_each(|(i, out)| {
-                    lookup.pool_bags(simd, stores, i * task_bags, out, stride);
-                });
-            });
+        let out = RawRows::new(out, stride);
+        let parallel = lookup.parallel(self);
+        let tasks = lookup.pool_tasks(if parallel { self.threads() } else { 1 });
+        let work = |task: &PoolTask| {
+            // SAFETY: the features' columns do not overlap, says their schema, and tasks of one
+            // feature have different bags; `out` is the buffer's only borrow.
+            unsafe { lookup.pool(simd, stores, task, &out) };
+        };
+        if parallel {
+            self.run(|| tasks.par_iter().with_max_len(1).for_each(work));
         } else {
-            lookup.pool_bags(simd, stores, 0, out, stride);
+            tasks.iter().for_each(work);
         }
         Ok(())
     }
@@ -321,7 +387,7 @@ impl LookupOps for Cpu {
             .tables()
             .iter()
             .zip(stores)
-            .map(|(spec, store)| table_update(spec, store, schema.seed(), step))
+            .map(|(spec, store)| table_update(spec, store, schema.seed(), simd, step))
             .collect();
         let work = |i: usize, part: &Part, owner: &mut Owner| {
             let gradients = lookup.gradients(part, slots[i], grad, stride);

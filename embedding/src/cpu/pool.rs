@@ -13,10 +13,11 @@
 //! Cost: `ids * dim * size_of::<E>()` bytes read at random, `bags * dim * 4` written; two flops
 //! or fewer an element. Memory is the bound.
 
-use tessera_device::simd_kernel;
+use tessera_device::{Simd, simd_kernel};
 
+use super::lanes::LANES;
 use super::numbers::{Bf16, F16, Stored};
-use super::rows::prefetch;
+use super::rows::{RawRows, prefetch};
 
 /// Bags of one feature and the table that they look up.
 pub(crate) struct Bags<'a, E> {
@@ -29,10 +30,10 @@ pub(crate) struct Bags<'a, E> {
     pub(crate) weights: Option<&'a [f32]>,
     /// Where bags begin and end in `slots`, (bags + 1).
     pub(crate) offsets: &'a [u64],
+    /// Number of the first bag: its row of the output.
+    pub(crate) first: usize,
     /// Whether sums are divided by the number of ids.
     pub(crate) mean: bool,
-    /// Numbers from one bag's output to the next.
-    pub(crate) stride: usize,
     /// First column of the output.
     pub(crate) column: usize,
 }
@@ -41,21 +42,35 @@ pub(crate) struct Bags<'a, E> {
 /// in the second-level cache until they are used.
 const AHEAD_BYTES: usize = 16 << 10;
 
+/// Bags whose output is on its way: stores wait for their lines, too.
+const OUT_AHEAD: usize = 4;
+
 /// Ids to look ahead in a table with rows of `row_bytes`.
 fn ids_ahead(row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).clamp(8, 64)
 }
 
+/// # Safety
+/// As [`pool_fp32`].
 #[inline(always)]
-fn pool_body<E: Stored>(bags: &Bags<'_, E>, out: &mut [f32]) {
-    match bags.weights {
-        None => pool::<E, false>(bags, &[], out),
-        Some(weights) => pool::<E, true>(bags, weights, out),
+unsafe fn pool_any<E: Stored>(bags: &Bags<'_, E>, out: &RawRows<'_, f32>) {
+    // SAFETY: the caller's guarantee, handed on.
+    unsafe {
+        match bags.weights {
+            None => pool::<E, false>(bags, &[], out),
+            Some(weights) => pool::<E, true>(bags, weights, out),
+        }
     }
 }
 
+/// # Safety
+/// As [`pool_fp32`].
 #[inline(always)]
-fn pool<E: Stored, const WEIGHTED: bool>(bags: &Bags<'_, E>, weights: &[f32], out: &mut [f32]) {
+unsafe fn pool<E: Stored, const WEIGHTED: bool>(
+    bags: &Bags<'_, E>,
+    weights: &[f32],
+    out: &RawRows<'_, f32>,
+) {
     let dim = bags.dim;
     let ahead = ids_ahead(dim * size_of::<E>());
     let first = bags.offsets.first().map_or(0, |&offset| offset as usize);
@@ -63,8 +78,10 @@ fn pool<E: Stored, const WEIGHTED: bool>(bags: &Bags<'_, E>, weights: &[f32], ou
     for &slot in &bags.slots[first..end.min(first + ahead)] {
         prefetch(bags.table.as_ptr().wrapping_add(slot as usize * dim), dim);
     }
-    for (bag, pair) in bags.offsets.windows(2).enumerate() {
-        let out = &mut out[bag * bags.stride + bags.column..][..dim];
+    for (bag, pair) in (bags.first..).zip(bags.offsets.windows(2)) {
+        out.prefetch_columns(bag + OUT_AHEAD, bags.column, dim);
+        // SAFETY: the caller is the only user of these columns of these bags.
+        let out = unsafe { out.columns(bag, bags.column, dim) };
         let (low, high) = (pair[0] as usize, pair[1] as usize);
         if low == high {
             out.fill(0.0);
@@ -151,8 +168,15 @@ fn term<E: Stored, const WIDTH: usize, const WEIGHTED: bool>(
     }
     let row = &bags.table[bags.slots[i] as usize * bags.dim + column..][..WIDTH];
     let mut term = [0.0; WIDTH];
-    for (term, &element) in term.iter_mut().zip(row) {
-        *term = element.load();
+    if E::LOADS_GROUPS && WIDTH.is_multiple_of(LANES) {
+        let groups = term.as_chunks_mut::<LANES>().0;
+        for (term, row) in groups.iter_mut().zip(row.as_chunks::<LANES>().0) {
+            *term = E::load_group(row).to_array();
+        }
+    } else {
+        for (term, &element) in term.iter_mut().zip(row) {
+            *term = element.load();
+        }
     }
     if WEIGHTED {
         let weight = weights[i];
@@ -163,15 +187,29 @@ fn term<E: Stored, const WIDTH: usize, const WEIGHTED: bool>(
     term
 }
 
-simd_kernel! {
-    /// Pools bags of a float32 table into `out`, (bags, stride).
-    pub(crate) fn pool_fp32 = pool_body(bags: &Bags<'_, f32>, out: &mut [f32])
+macro_rules! pool_kernel {
+    ($name:ident, $kernel:ident, $body:ident, $element:ty) => {
+        #[inline(always)]
+        fn $body(bags: &Bags<'_, $element>, out: &RawRows<'_, f32>) {
+            // SAFETY: private to the function below, whose caller guarantees it.
+            unsafe { pool_any(bags, out) }
+        }
+        simd_kernel!(fn $kernel = $body(bags: &Bags<'_, $element>, out: &RawRows<'_, f32>));
+
+        /// Pools bags into their columns of `out`, (bags, stride).
+        ///
+        /// # Safety
+        /// While this runs, nobody else reaches these columns of these bags.
+        pub(crate) unsafe fn $name(
+            simd: Simd,
+            bags: &Bags<'_, $element>,
+            out: &RawRows<'_, f32>,
+        ) {
+            $kernel(simd, bags, out);
+        }
+    };
 }
-simd_kernel! {
-    /// Pools bags of a float16 table into `out`, (bags, stride).
-    pub(crate) fn pool_fp16 = pool_body(bags: &Bags<'_, F16>, out: &mut [f32])
-}
-simd_kernel! {
-    /// Pools bags of a bfloat16 table into `out`, (bags, stride).
-    pub(crate) fn pool_bf16 = pool_body(bags: &Bags<'_, Bf16>, out: &mut [f32])
-}
+pool_kernel!(pool_fp32, kernel_fp32, body_fp32, f32);
+pool_kernel!(pool_fp16, kernel_fp16, body_fp16, F16<false>);
+pool_kernel!(pool_f16c, kernel_f16c, body_f16c, F16<true>);
+pool_kernel!(pool_bf16, kernel_bf16, body_bf16, Bf16);

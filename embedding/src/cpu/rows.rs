@@ -40,10 +40,35 @@ impl<'a, T> RawRows<'a, T> {
         }
     }
 
+    /// Columns `column .. column + count` of the row at `slot`.
+    ///
+    /// # Safety
+    /// While they are in use, nobody else may reach the same columns of the same slot.
+    ///
+    /// # Panics
+    /// When there is no such slot or column.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // exclusive by the caller's guarantee
+    pub(crate) unsafe fn columns(&self, slot: usize, column: usize, count: usize) -> &mut [T] {
+        assert!(slot < self.slots && column <= self.width && count <= self.width - column);
+        // SAFETY: the columns are inside the row, the row is inside the plane, and the caller is
+        // their only user.
+        unsafe {
+            let start = self.start.add(slot * self.width + column);
+            std::slice::from_raw_parts_mut(start, count)
+        }
+    }
+
     /// Asks for the row at `slot` to be brought near.
     #[inline(always)]
     pub(crate) fn prefetch(&self, slot: u64) {
-        prefetch(self.start.wrapping_add((slot as usize).wrapping_mul(self.width)), self.width);
+        self.prefetch_columns(slot as usize, 0, self.width);
+    }
+
+    /// Asks for some columns of the row at `slot`, which need not exist, to be brought near.
+    #[inline(always)]
+    pub(crate) fn prefetch_columns(&self, slot: usize, column: usize, count: usize) {
+        prefetch(self.start.wrapping_add(slot.wrapping_mul(self.width) + column), count);
     }
 }
 
@@ -59,7 +84,7 @@ pub(crate) fn prefetch<T>(start: *const T, count: usize) {
         at += LINE_BYTES;
     }
     // A row that does not begin at a line's border ends in one line more.
-    if bytes > 0 && start as usize % LINE_BYTES != 0 {
+    if bytes > 0 && !(start as usize).is_multiple_of(LINE_BYTES) {
         prefetch_line(start.wrapping_add(bytes - 1));
     }
 }
@@ -95,9 +120,22 @@ mod tests {
             rows.row(3)[2] = 99;
         }
         assert_eq!(plane[11], 99);
+        let rows = RawRows::new(&mut plane, 3);
+        // SAFETY: one thread, different columns.
+        let (left, right) = unsafe { (rows.columns(1, 0, 2), rows.columns(1, 2, 1)) };
+        assert_eq!((&left[..], &right[..]), (&[3, 4][..], &[5][..]));
         let none = RawRows::new(&mut plane[..0], 0);
         none.prefetch(0);
         assert_eq!(none.slots, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion failed")]
+    fn columns_outside_are_a_panic_not_a_write() {
+        let mut plane = vec![0u8; 8];
+        let rows = RawRows::new(&mut plane, 4);
+        // SAFETY: one thread.
+        unsafe { rows.columns(1, 3, 2)[0] = 1 };
     }
 
     #[test]

@@ -14,13 +14,8 @@
 //! total. Formulas: [`SparseOptimizer`], whose constants for a step are formed here in float64
 //! and rounded once.
 
+use super::lanes::{LANES, Lanes};
 use crate::{SparseOptimizer, SparseStep, WeightDecay};
-
-/// Columns worked on together.
-pub(crate) const LANES: usize = 8;
-
-/// A group of columns.
-pub(crate) type Lanes = [f32; LANES];
 
 /// Groups in a block.
 const BLOCK_GROUPS: usize = 4;
@@ -127,60 +122,57 @@ impl Rule {
         a: &mut [Lanes],
         b: &mut [Lanes],
     ) {
+        let splat = Lanes::splat;
         match *self {
             Self::Sgd { lr } => {
-                for (w, g) in w.iter_mut().zip(g) {
-                    for c in 0..LANES {
-                        w[c] -= lr * g[c];
-                    }
+                let lr = splat(lr);
+                for (w, &mut g) in w.iter_mut().zip(g) {
+                    *w = *w - lr * g;
                 }
             }
             Self::Adagrad { lr, eps, l2, keep } => {
-                for ((w, g), sum) in w.iter_mut().zip(g).zip(a) {
-                    for c in 0..LANES {
-                        let g = g[c] + l2 * w[c];
-                        sum[c] += g * g;
-                        let step = quotient(lr * g, sum[c].sqrt() + eps);
-                        w[c] = w[c] * keep - step;
-                    }
+                let (lr, eps, l2, keep) = (splat(lr), splat(eps), splat(l2), splat(keep));
+                for ((w, &mut g), sum) in w.iter_mut().zip(g).zip(a) {
+                    let g = g + l2 * *w;
+                    *sum = *sum + g * g;
+                    *w = *w * keep - (lr * g).over(sum.sqrt() + eps);
                 }
             }
             Self::RowwiseAdagrad { lr, eps, l2, keep, moment_scale } => {
                 let squares = if l2 == 0.0 { sum_squares(g) } else { sum_squares_l2(g, w, l2) };
-                let sum = &mut a[0][0];
-                *sum += squares / dim as f32;
-                let m = quotient(lr, (*sum / moment_scale).sqrt() + eps);
+                let sum = first(a) + squares / dim as f32;
+                set_first(a, sum);
+                let m = quotient(lr, (sum / moment_scale).sqrt() + eps);
                 let keep = if l2 == 0.0 { keep } else { 1.0 - m * l2 };
-                for (w, g) in w.iter_mut().zip(g) {
-                    for c in 0..LANES {
-                        w[c] = keep * w[c] - m * g[c];
-                    }
+                let (m, keep) = (splat(m), splat(keep));
+                for (w, &mut g) in w.iter_mut().zip(g) {
+                    *w = keep * *w - m * g;
                 }
             }
             Self::Adam(adam) => adam.apply(dim, g, w, a, b),
             Self::LarsSgd { rate, momentum, decay } => {
                 let (norm_w, norm_g) = (sum_squares(w).sqrt(), sum_squares(g).sqrt());
-                let rate = quotient(rate * norm_w, norm_g + decay * norm_w);
-                for ((w, g), u) in w.iter_mut().zip(g).zip(a) {
-                    for c in 0..LANES {
-                        u[c] = momentum * u[c] + rate * (g[c] + decay * w[c]);
-                        w[c] -= u[c];
-                    }
+                let rate = splat(quotient(rate * norm_w, norm_g + decay * norm_w));
+                let (momentum, decay) = (splat(momentum), splat(decay));
+                for ((w, &mut g), u) in w.iter_mut().zip(g).zip(a) {
+                    *u = momentum * *u + rate * (g + decay * *w);
+                    *w = *w - *u;
                 }
             }
             Self::Ftrl { lr, beta, l1, l2 } => {
-                for (((w, g), n), z) in w.iter_mut().zip(g).zip(a).zip(b) {
-                    for c in 0..LANES {
-                        let square = g[c] * g[c];
-                        let root = n[c].sqrt();
-                        n[c] += square;
-                        // (new root - old root) without cancelling: their squares differ by g^2.
-                        let sigma = quotient(square, n[c].sqrt() + root) / lr;
-                        z[c] += g[c] - sigma * w[c];
-                        let over = z[c] - l1.copysign(z[c]);
-                        let moved = -quotient(over, (beta + n[c].sqrt()) / lr + l2);
-                        w[c] = if z[c].abs() <= l1 { 0.0 } else { moved };
-                    }
+                let (lr, beta, l1, l2) = (splat(lr), splat(beta), splat(l1), splat(l2));
+                for (((w, &mut g), n), z) in w.iter_mut().zip(g).zip(a).zip(b) {
+                    let (square, old) = (g * g, *n);
+                    *n = old + square;
+                    let root = n.sqrt();
+                    // (new root - old root) without cancelling: their squares differ by g^2.
+                    let sigma = square.over(root + old.sqrt()) / lr;
+                    *z = *z + (g - sigma * *w);
+                    let minus_z = Lanes::zero() - *z;
+                    // sign(z) * l1 - z, wherever |z| is above l1.
+                    let under = minus_z - l1.min(minus_z).max(Lanes::zero() - l1);
+                    let moved = under.over((beta + root) / lr + l2);
+                    *w = moved.above(z.max(minus_z), l1);
                 }
             }
             Self::Stay => {}
@@ -198,43 +190,53 @@ impl Adam {
         m: &mut [Lanes],
         v: &mut [Lanes],
     ) {
-        let Self { lr, eps, beta1, fresh1, beta2, fresh2, decay, .. } = *self;
+        let splat = Lanes::splat;
+        let (lr, eps, decay) = (splat(self.lr), splat(self.eps), splat(self.decay));
+        let (beta1, fresh1) = (splat(self.beta1), splat(self.fresh1));
+        let correction1 = splat(self.correction1);
         // g becomes the direction.
         if self.rowwise {
-            let second = &mut v[0][0];
-            *second = beta2 * *second + fresh2 * (sum_squares(g) / dim as f32);
-            let root = (*second / self.correction2).sqrt() + eps;
-            for ((g, w), m) in g.iter_mut().zip(&*w).zip(m) {
-                for c in 0..LANES {
-                    m[c] = beta1 * m[c] + fresh1 * g[c];
-                    g[c] = quotient(m[c] / self.correction1, root) + decay * w[c];
-                }
+            let mean = sum_squares(g) / dim as f32;
+            let second = self.beta2 * first(v) + self.fresh2 * mean;
+            set_first(v, second);
+            let root = splat((second / self.correction2).sqrt() + self.eps);
+            for ((g, &w), m) in g.iter_mut().zip(&*w).zip(m) {
+                *m = beta1 * *m + fresh1 * *g;
+                *g = (*m / correction1).over(root) + decay * w;
             }
         } else {
-            for (((g, w), m), v) in g.iter_mut().zip(&*w).zip(m).zip(v) {
-                for c in 0..LANES {
-                    m[c] = beta1 * m[c] + fresh1 * g[c];
-                    v[c] = beta2 * v[c] + fresh2 * (g[c] * g[c]);
-                    let root = (v[c] / self.correction2).sqrt() + eps;
-                    g[c] = quotient(m[c] / self.correction1, root) + decay * w[c];
-                }
+            let (beta2, fresh2) = (splat(self.beta2), splat(self.fresh2));
+            let correction2 = splat(self.correction2);
+            for (((g, &w), m), v) in g.iter_mut().zip(&*w).zip(m).zip(v) {
+                *m = beta1 * *m + fresh1 * *g;
+                *v = beta2 * *v + fresh2 * (*g * *g);
+                let root = (*v / correction2).sqrt() + eps;
+                *g = (*m / correction1).over(root) + decay * w;
             }
         }
-        if self.trust {
-            let ratio = quotient(sum_squares(w).sqrt(), sum_squares(g).sqrt());
-            for (w, g) in w.iter_mut().zip(g) {
-                for c in 0..LANES {
-                    w[c] -= lr * (g[c] * ratio);
-                }
-            }
+        let ratio = if self.trust {
+            splat(quotient(sum_squares(w).sqrt(), sum_squares(g).sqrt()))
         } else {
-            for (w, g) in w.iter_mut().zip(g) {
-                for c in 0..LANES {
-                    w[c] -= lr * g[c];
-                }
-            }
+            splat(1.0)
+        };
+        for (w, &mut g) in w.iter_mut().zip(g) {
+            *w = *w - lr * (g * ratio);
         }
     }
+}
+
+/// The number of a state tensor that has one a row.
+#[inline(always)]
+fn first(tensor: &[Lanes]) -> f32 {
+    tensor[0].to_array()[0]
+}
+
+/// Sets that number.
+#[inline(always)]
+fn set_first(tensor: &mut [Lanes], x: f32) {
+    let mut columns = [0.0; LANES];
+    columns[0] = x;
+    tensor[0] = Lanes::from_array(columns);
 }
 
 /// `a / b`, or 0 where `b` is 0.
@@ -256,10 +258,10 @@ fn power(base: f64, mut exponent: u64) -> f64 {
     result
 }
 
-/// Sum over lanes in the module's order.
+/// Sum over the columns of a group in the module's order.
 #[inline(always)]
 fn sum_lanes(lanes: Lanes) -> f32 {
-    let [a, b, c, d, e, f, g, h] = lanes;
+    let [a, b, c, d, e, f, g, h] = lanes.to_array();
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
@@ -268,13 +270,11 @@ fn sum_lanes(lanes: Lanes) -> f32 {
 fn sum_squares(row: &[Lanes]) -> f32 {
     let mut total = 0.0;
     for block in row.chunks(BLOCK_GROUPS) {
-        let mut lanes = [0.0; LANES];
-        for group in block {
-            for c in 0..LANES {
-                lanes[c] += group[c] * group[c];
-            }
+        let mut sums = Lanes::zero();
+        for &x in block {
+            sums = sums + x * x;
         }
-        total += sum_lanes(lanes);
+        total += sum_lanes(sums);
     }
     total
 }
@@ -282,16 +282,15 @@ fn sum_squares(row: &[Lanes]) -> f32 {
 /// Sum of `(g + l2 * w)^2`, in the same order.
 #[inline(always)]
 fn sum_squares_l2(g: &[Lanes], w: &[Lanes], l2: f32) -> f32 {
+    let l2 = Lanes::splat(l2);
     let mut total = 0.0;
     for (g, w) in g.chunks(BLOCK_GROUPS).zip(w.chunks(BLOCK_GROUPS)) {
-        let mut lanes = [0.0; LANES];
-        for (g, w) in g.iter().zip(w) {
-            for c in 0..LANES {
-                let x = g[c] + l2 * w[c];
-                lanes[c] += x * x;
-            }
+        let mut sums = Lanes::zero();
+        for (&g, &w) in g.iter().zip(w) {
+            let x = g + l2 * w;
+            sums = sums + x * x;
         }
-        total += sum_lanes(lanes);
+        total += sum_lanes(sums);
     }
     total
 }
@@ -301,28 +300,26 @@ fn sum_squares_l2(g: &[Lanes], w: &[Lanes], l2: f32) -> f32 {
 pub(crate) fn sum_squares_f64(row: &[Lanes]) -> f64 {
     let mut total = 0.0;
     for block in row.chunks(BLOCK_GROUPS) {
-        let mut lanes = [0.0f64; LANES];
-        for group in block {
-            for c in 0..LANES {
-                lanes[c] += f64::from(group[c]) * f64::from(group[c]);
+        let mut sums = [0.0f64; LANES];
+        for x in block {
+            for (sum, x) in sums.iter_mut().zip(x.to_array()) {
+                *sum += f64::from(x) * f64::from(x);
             }
         }
-        let [a, b, c, d, e, f, g, h] = lanes;
+        let [a, b, c, d, e, f, g, h] = sums;
         total += ((a + e) + (c + g)) + ((b + f) + (d + h));
     }
     total
 }
 
-/// Whether all numbers are finite.
+/// Whether all numbers are finite: `0 * x` is 0 for those, and NaN for the others.
 #[inline(always)]
 pub(crate) fn all_finite(row: &[Lanes]) -> bool {
-    let mut largest = [0u32; LANES];
-    for group in row {
-        for c in 0..LANES {
-            largest[c] = largest[c].max(group[c].to_bits() & 0x7FFF_FFFF);
-        }
+    let mut sums = Lanes::zero();
+    for &x in row {
+        sums = sums + Lanes::zero() * x;
     }
-    largest.into_iter().all(|bits| bits < 0x7F80_0000)
+    sums.to_array() == [0.0; LANES]
 }
 
 #[cfg(test)]
@@ -343,8 +340,8 @@ mod tests {
     fn sums_follow_the_order_that_the_module_states() {
         // One number of each column's size makes any other order visible.
         let x: Vec<f32> = (0..72).map(|i| (1.7f32).powi(i % 13 - 6) * (i as f32 + 0.3)).collect();
-        let mut row = vec![[0.0; LANES]; 9];
-        row.as_flattened_mut().copy_from_slice(&x);
+        let row: Vec<Lanes> =
+            x.as_chunks::<LANES>().0.iter().map(|&columns| Lanes::from_array(columns)).collect();
         let mut expected = 0.0f32;
         for block in x.chunks(32) {
             let at = |i: usize| block.get(i).map_or(0.0, |x| x * x);
@@ -361,9 +358,11 @@ mod tests {
     fn one_number_that_is_not_finite_is_seen_anywhere() {
         for at in [0, 7, 8, 23] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut row = [[-1.5; LANES]; 3];
+                let mut row = [Lanes::splat(-f32::MAX); 3];
                 assert!(all_finite(&row));
-                row[at / LANES][at % LANES] = bad;
+                let mut columns = row[at / LANES].to_array();
+                columns[at % LANES] = bad;
+                row[at / LANES] = Lanes::from_array(columns);
                 assert!(!all_finite(&row), "{bad} at {at}");
             }
         }

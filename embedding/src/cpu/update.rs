@@ -14,20 +14,22 @@
 
 use tessera_device::{Philox, Simd, simd_kernel};
 
+use super::lanes::{LANES, Lanes};
 use super::numbers::{Bf16, F16, Stored};
 use super::rows::{RawRows, prefetch};
-use super::rules::{LANES, Lanes, Rule, all_finite, sum_squares_f64};
+use super::rules::{Rule, all_finite, sum_squares_f64};
 use crate::Clip;
 
 /// Rows, and gradients, to look ahead.
-const ROWS_AHEAD: usize = 12;
+const ROWS_AHEAD: usize = 16;
 const TERMS_AHEAD: usize = 16;
 
 /// Weights of a table, for several owners to write.
 #[derive(Debug)]
 pub(crate) enum Weights<'a> {
     Fp32(RawRows<'a, f32>),
-    Fp16(RawRows<'a, F16>),
+    Fp16(RawRows<'a, F16<false>>),
+    F16c(RawRows<'a, F16<true>>),
     Bf16(RawRows<'a, Bf16>),
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct TableUpdate<'a> {
     pub(crate) state: RawRows<'a, f32>,
     /// Columns of the first and of the second state tensor; 0 for none.
     pub(crate) state_columns: (usize, usize),
-    /// Generator of this step's rounding: words at (row, column / 4).
+    /// Generator of this step's rounding: block (row, column / 8).
     pub(crate) rounding: Philox,
 }
 
@@ -79,7 +81,7 @@ impl RowBuffers {
         let groups = dim.div_ceil(LANES);
         for buffer in [&mut self.g, &mut self.w, &mut self.a, &mut self.b] {
             buffer.clear();
-            buffer.resize(groups, [0.0; LANES]);
+            buffer.resize(groups, Lanes::zero());
         }
         self.words.clear();
         self.words.resize(groups, [0; LANES]);
@@ -124,32 +126,37 @@ impl Gradients<'_> {
             let term = self.term(self.terms[place]);
             let scale = if self.scales.is_empty() { 1.0 } else { self.scales[place] };
             let (groups, tail) = term.as_chunks::<LANES>();
+            let splat = Lanes::splat(scale);
             if place == low {
-                for (g, term) in g.iter_mut().zip(groups) {
-                    for c in 0..LANES {
-                        g[c] = term[c] * scale;
-                    }
+                for (g, &term) in g.iter_mut().zip(groups) {
+                    *g = Lanes::from_array(term) * splat;
                 }
                 if let Some(g) = g.get_mut(groups.len()) {
-                    *g = [0.0; LANES];
-                    for (g, term) in g.iter_mut().zip(tail) {
-                        *g = term * scale;
-                    }
+                    *g = padded(tail) * splat;
                 }
             } else {
-                for (g, term) in g.iter_mut().zip(groups) {
-                    for c in 0..LANES {
-                        g[c] += term[c] * scale;
-                    }
+                for (g, &term) in g.iter_mut().zip(groups) {
+                    *g = *g + Lanes::from_array(term) * splat;
                 }
                 if let Some(g) = g.get_mut(groups.len()) {
-                    for (g, term) in g.iter_mut().zip(tail) {
-                        *g += term * scale;
-                    }
+                    *g = *g + padded(tail) * splat;
                 }
             }
         }
     }
+}
+
+/// The columns of a tail, and zeros.
+#[inline(always)]
+fn padded<E: Stored>(tail: &[E]) -> Lanes {
+    let mut columns = [0.0; LANES];
+    // A loop of known length: one over the tail would become a call of memcpy.
+    for (c, column) in columns.iter_mut().enumerate() {
+        if let Some(element) = tail.get(c) {
+            *column = element.load();
+        }
+    }
+    Lanes::from_array(columns)
 }
 
 /// Copies elements into groups and zeroes the padding of the last.
@@ -157,30 +164,28 @@ impl Gradients<'_> {
 fn load<E: Stored>(to: &mut [Lanes], from: &[E]) {
     let (groups, tail) = from.as_chunks::<LANES>();
     for (to, from) in to.iter_mut().zip(groups) {
-        for c in 0..LANES {
-            to[c] = from[c].load();
-        }
+        *to = E::load_group(from);
     }
     if !tail.is_empty() {
-        let last = &mut to[groups.len()];
-        *last = [0.0; LANES];
-        for (to, from) in last.iter_mut().zip(tail) {
-            *to = from.load();
-        }
+        to[groups.len()] = padded(tail);
     }
 }
 
-/// Copies groups over elements, without the padding.
+/// Copies groups over elements, without the padding of the last.
 #[inline(always)]
-fn store(to: &mut [f32], from: &[Lanes]) {
+fn store<E: Stored>(to: &mut [E], mut from: impl Iterator<Item = [E; LANES]>) {
     let (groups, tail) = to.as_chunks_mut::<LANES>();
-    let padded = from.get(groups.len());
-    for (to, from) in groups.iter_mut().zip(from) {
-        *to = *from;
+    for (to, from) in groups.iter_mut().zip(&mut from) {
+        *to = from;
     }
-    if let Some(from) = padded {
-        for (to, from) in tail.iter_mut().zip(from) {
-            *to = *from;
+    if !tail.is_empty()
+        && let Some(last) = from.next()
+    {
+        // A loop of known length, as in `padded`.
+        for (c, element) in last.into_iter().enumerate() {
+            if let Some(to) = tail.get_mut(c) {
+                *to = element;
+            }
         }
     }
 }
@@ -194,26 +199,29 @@ fn store_weights<E: Stored>(
     row: u64,
     words: &mut [[u32; LANES]],
 ) -> bool {
-    let mut finite = true;
-    for (block, (words, from)) in (0u64..).step_by(2).zip(words.iter_mut().zip(from)) {
-        if E::ROUNDS {
-            let (low, high) = (rounding.block(row, block), rounding.block(row, block + 1));
-            words[..4].copy_from_slice(&low);
-            words[4..].copy_from_slice(&high);
+    if !E::ROUNDS {
+        store(to, from.iter().map(|x| x.to_array().map(|x| E::from_bits(x.to_bits()))));
+        return true;
+    }
+    let mut largest = [0; LANES];
+    for (block, (words, from)) in (0u64..).zip(words.iter_mut().zip(from)) {
+        let x = from.to_array();
+        // 16 of a block's 128 bits for each column.
+        let random = rounding.block(row, block);
+        let mut bits = [0; LANES];
+        for c in 0..LANES {
+            bits[c] = E::round(x[c], random[c % 4] >> (c / 4 * 16));
         }
         for c in 0..LANES {
-            words[c] = E::round(from[c], words[c]);
-            finite &= E::finite(words[c]);
+            largest[c] = largest[c].max(bits[c] & E::INFINITY);
         }
+        *words = bits;
     }
-    if finite {
-        for (to, words) in to.chunks_mut(LANES).zip(words) {
-            for (to, &bits) in to.iter_mut().zip(&*words) {
-                *to = E::from_bits(bits);
-            }
-        }
+    if largest.contains(&E::INFINITY) {
+        return false;
     }
-    finite
+    store(to, words.iter().map(|bits| bits.map(E::from_bits)));
+    true
 }
 
 /// Clips a gradient.
@@ -222,13 +230,15 @@ fn clip(clip: Clip, g: &mut [Lanes]) {
     match clip {
         Clip::None => {}
         Clip::Value(limit) => {
-            for g in g.iter_mut().flatten() {
-                *g = g.clamp(-limit, limit);
+            let (low, high) = (Lanes::splat(-limit), Lanes::splat(limit));
+            for g in g {
+                *g = g.max(low).min(high);
             }
         }
         Clip::Scale(scale) => {
-            for g in g.iter_mut().flatten() {
-                *g *= scale;
+            let scale = Lanes::splat(scale);
+            for g in g {
+                *g = *g * scale;
             }
         }
     }
@@ -278,8 +288,8 @@ unsafe fn update_body<E: Stored>(
         table.rule.apply(dim, g, w, a, b);
         let finite = all_finite(w) && all_finite(a) && all_finite(b);
         if finite && store_weights(stored, w, table.rounding, row, words) {
-            store(state_a, a);
-            store(state_b, b);
+            store(state_a, a.iter().map(|x| x.to_array()));
+            store(state_b, b.iter().map(|x| x.to_array()));
             counts.updated += 1;
         } else {
             counts.nonfinite += 1;
@@ -309,7 +319,8 @@ macro_rules! update_kernel {
     };
 }
 update_kernel!(update_fp32, update_fp32_body, f32);
-update_kernel!(update_fp16, update_fp16_body, F16);
+update_kernel!(update_fp16, update_fp16_body, F16<false>);
+update_kernel!(update_f16c, update_f16c_body, F16<true>);
 update_kernel!(update_bf16, update_bf16_body, Bf16);
 
 /// Moves the rows of a part.
@@ -326,6 +337,7 @@ pub(crate) unsafe fn update_rows(
     match &table.weights {
         Weights::Fp32(weights) => update_fp32(simd, table, weights, gradients, buffers),
         Weights::Fp16(weights) => update_fp16(simd, table, weights, gradients, buffers),
+        Weights::F16c(weights) => update_f16c(simd, table, weights, gradients, buffers),
         Weights::Bf16(weights) => update_bf16(simd, table, weights, gradients, buffers),
     }
 }

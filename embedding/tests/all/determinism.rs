@@ -72,8 +72,7 @@ fn run(cpu: &Cpu, group_elsewhere: bool) -> (Vec<u32>, Vec<u64>) {
     for t in 1..=3 {
         let (resolver, batch) = (tables.resolver().clone(), batch(&tables, t));
         let resolve = move || {
-            let stream = resolver.schema().tables().first().map(|_| any_cpu()).unwrap();
-            let stream = stream.stream().unwrap();
+            let stream = any_cpu().stream().unwrap();
             let lookup = resolver.resolve(&stream, batch, BadIdPolicy::Error).unwrap();
             if group_elsewhere {
                 resolver.group(&stream, &lookup).unwrap();
