@@ -54,6 +54,9 @@ impl Checkpoint {
                 manifest.format, manifest.version
             )));
         }
+        if !manifest.is_whole() {
+            return Err(bad("its checksum is wrong: the file was changed or damaged".into()));
+        }
         Ok(Self { folder, manifest })
     }
 

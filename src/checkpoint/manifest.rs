@@ -93,11 +93,28 @@ pub struct Manifest {
     pub tensors: Vec<Entry>,
     /// All files.
     pub shards: Vec<Shard>,
+    /// CRC-32 (IEEE) of this file's text with 0 in this place.
+    pub crc32: u32,
 }
 
 impl Manifest {
-    /// The text of `manifest.json`.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    /// The text of `manifest.json`, sealed with its checksum.
+    pub(super) fn seal(mut self) -> (Self, Vec<u8>) {
+        self.crc32 = self.checksum();
+        let text = self.text();
+        (self, text)
+    }
+
+    /// Whether the checksum is that of the rest.
+    pub(super) fn is_whole(&self) -> bool {
+        self.crc32 == self.checksum()
+    }
+
+    fn checksum(&self) -> u32 {
+        crc32fast::hash(&Self { crc32: 0, ..self.clone() }.text())
+    }
+
+    fn text(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a manifest has string keys only")
     }
 }

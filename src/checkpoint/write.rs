@@ -58,8 +58,9 @@ pub fn write(
         config: config.to_string(),
         tensors: model.tensors().iter().map(entry).collect(),
         shards,
+        crc32: 0,
     };
-    let text = manifest.to_bytes();
+    let (manifest, text) = manifest.seal();
     let path = part.join(MANIFEST);
     write_file(files, &path, &text).map_err(wrote(&path))?;
     files.sync_dir(&part).map_err(wrote(&part))?;
@@ -82,12 +83,11 @@ pub fn write(
 /// Errors: a manifest that cannot be read, or any failed operation; the old one then stands.
 pub fn renew(files: &dyn Files, folder: &Path, moment: &Moment) -> Result<()> {
     let target = folder.join(step_dir(moment.step));
-    let Manifest { format, version, config, tensors, shards, moment: _ } =
-        Checkpoint::open(target.clone())?.manifest;
-    let manifest = Manifest { format, version, moment: moment.clone(), config, tensors, shards };
+    let manifest = Checkpoint::open(target.clone())?.manifest;
+    let (_, text) = Manifest { moment: moment.clone(), ..manifest }.seal();
     let part = target.join(format!(".{MANIFEST}.part"));
     let path = target.join(MANIFEST);
-    write_file(files, &part, &manifest.to_bytes())
+    write_file(files, &part, &text)
         .and_then(|()| files.rename(&part, &path))
         .and_then(|()| files.sync_dir(&target))
         .map_err(|source| Error::Write { path, source })
