@@ -14,12 +14,18 @@ use super::{
     StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
 
+/// Most worker threads: more than any one machine has cores, few enough to start at once.
+const THREADS_MAX: usize = 4096;
+
 /// Reads the whole configuration. Only without a fault may the result be used.
 pub(super) fn config(mut root: Section<'_>) -> Config {
     let seed = root.or("seed", 0u64);
     let threads = root.optional::<usize>("threads");
-    if threads == Some(0) {
-        root.fault("threads", "must be at least 1 (leave it out to use all cores)");
+    if threads.is_some_and(|threads| !(1..=THREADS_MAX).contains(&threads)) {
+        root.fault(
+            "threads",
+            format!("must be from 1 to {THREADS_MAX} (leave it out for all cores)"),
+        );
     }
     let replicas = parallel(root.section("parallel"));
     let pipeline = pipeline(root.section("pipeline"));
