@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::jagged::JaggedBuilder;
-use crate::{DataError, Jagged, Result, Schema};
+use crate::{DataError, Jagged, RawId, Result, Schema};
 
 /// How people count the rows of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -241,6 +241,15 @@ impl Batch {
     }
 }
 
+/// Bytes reserved at once for an array; a longer one grows as its values come. Sizes come from
+/// settings, and a slip in one must not ask for more memory than there is.
+const RESERVE_BYTES_MAX: usize = 16 << 20;
+
+/// How many of `count` values of a type to make room for.
+fn room<T>(count: usize) -> usize {
+    count.min(RESERVE_BYTES_MAX / size_of::<T>())
+}
+
 /// Grows a [`Batch`]; readers push into its columns, the shuffle appends rows of other batches.
 #[derive(Debug)]
 pub(crate) struct BatchBuilder {
@@ -255,21 +264,22 @@ pub(crate) struct BatchBuilder {
 }
 
 impl BatchBuilder {
-    /// No samples yet, with room for `samples`.
+    /// No samples yet, with room for `samples` within [`RESERVE_BYTES_MAX`] an array.
     pub(crate) fn new(schema: &Schema, files: Arc<[SourceFile]>, samples: usize) -> Self {
         let features = schema.features.iter().map(|feature| {
             let mut builder = JaggedBuilder::new(feature.weighted);
-            builder.reserve(samples, samples.saturating_mul(feature.hots));
+            let ids = samples.saturating_mul(feature.hots);
+            builder.reserve(room::<u64>(samples), room::<RawId>(ids));
             builder
         });
         Self {
             dense_features: schema.dense.len(),
-            dense: Vec::with_capacity(samples.saturating_mul(schema.dense.len())),
-            labels: Vec::with_capacity(samples),
+            dense: Vec::with_capacity(room::<f32>(samples.saturating_mul(schema.dense.len()))),
+            labels: Vec::with_capacity(room::<f32>(samples)),
             sample_weights: schema.sample_weight.is_some().then(Vec::new),
             groups: schema.group.is_some().then(Vec::new),
             features: features.collect(),
-            origins: Vec::with_capacity(samples),
+            origins: Vec::with_capacity(room::<Origin>(samples)),
             files,
         }
     }
@@ -326,7 +336,7 @@ impl BatchBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RawId;
+    use crate::FeatureSpec;
 
     fn parts() -> BatchParts {
         BatchParts {
@@ -359,6 +369,25 @@ mod tests {
             p.provenance = Some(Provenance { files: Arc::new([]), origins: vec![] });
         });
         refused("more than memory holds", |p| p.dense_features = usize::MAX);
+    }
+
+    /// Once, a slip in a setting asked for terabytes and took the process down.
+    #[test]
+    fn room_is_made_within_limits() {
+        let feature = |hots| FeatureSpec { hots, ..FeatureSpec::one_hot("c", 10) };
+        let schema = Schema {
+            dense: vec!["i1".into(), "i2".into()],
+            features: vec![feature(1_000_000_000), feature(usize::MAX), feature(0)],
+            label: "label".into(),
+            sample_weight: None,
+            group: None,
+        };
+        for samples in [1, 1_000_000_000, usize::MAX] {
+            let builder = BatchBuilder::new(&schema, [].into(), samples);
+            assert!(builder.dense.capacity() * size_of::<f32>() <= RESERVE_BYTES_MAX);
+            assert!(builder.labels.capacity() * size_of::<f32>() <= RESERVE_BYTES_MAX);
+            assert!(builder.origins.capacity() * size_of::<Origin>() <= RESERVE_BYTES_MAX);
+        }
     }
 
     #[test]

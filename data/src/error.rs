@@ -75,7 +75,7 @@ pub enum DataError {
     },
     /// A dense value is NaN or infinite, and the policy is to stop.
     #[error(
-        "{place}, dense column {column}: {value} is not finite; clean the data or set the policy for such values to \"zero\""
+        "{place}, dense column {column}: {value} is not finite; clean the data, or set data.on_nan_dense = \"zero\" to read such values as 0"
     )]
     NonFiniteDense {
         /// The row.

@@ -33,7 +33,7 @@ pub use inspect::{
 };
 pub use jagged::{Jagged, RawId};
 pub use metrics::DataMetrics;
-pub use prefetch::Prefetch;
+pub use prefetch::{Prefetch, Waited};
 pub use read::{ReadCounts, Reader, open};
 pub use schema::{
     DenseTransform, FeatureSpec, Format, OnNanDense, Schema, SourceSpec, Values, log1p,

@@ -5,12 +5,30 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::stream::{BatchStream, Event};
 use crate::{DataError, DataMetrics, Result};
+
+/// Events that are read ahead at the most: the queue's slots are allocated at once, and a consumer
+/// that needs a longer queue is slower than its data anyway.
+const DEPTH_MAX: usize = 1024;
+
+/// Time between two looks at the stop condition of a waiting consumer.
+const STOP_POLL: Duration = Duration::from_millis(50);
+
+/// What came of waiting for an event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Waited {
+    /// The next event.
+    Event(Event),
+    /// The last epoch is over.
+    End,
+    /// The consumer gave up; nothing is lost, and waiting again goes on where it was.
+    Stopped,
+}
 
 /// A [`BatchStream`] that runs ahead by at most a given number of events.
 ///
@@ -26,7 +44,7 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Starts reading ahead by up to `depth` events.
+    /// Starts reading ahead by up to `depth` events (1024 at the most).
     ///
     /// Errors: [`DataError::Io`] when the system gives no thread.
     pub fn new(mut stream: BatchStream, depth: NonZeroUsize, metrics: DataMetrics) -> Result<Self> {
@@ -41,7 +59,7 @@ impl Prefetch {
         metrics: DataMetrics,
         cancel: Arc<AtomicBool>,
     ) -> Result<Self> {
-        let (sender, events) = bounded(depth.get());
+        let (sender, events) = bounded(depth.get().min(DEPTH_MAX));
         let work = move || {
             while let Some(event) = next().transpose() {
                 let last = event.is_err();
@@ -62,17 +80,35 @@ impl Prefetch {
     /// Errors: those of the stream; [`DataError::Panicked`] if its thread panicked;
     /// [`DataError::Stopped`] after an earlier error.
     pub fn next_event(&mut self) -> Result<Option<Event>> {
+        match self.next_event_unless(|| false)? {
+            Waited::Event(event) => Ok(Some(event)),
+            // Who never gives up is not stopped.
+            Waited::End | Waited::Stopped => Ok(None),
+        }
+    }
+
+    /// The next event, waiting for it as long as `stop` says no, which is asked every 50 ms. An
+    /// event that is there already is handed out without asking.
+    ///
+    /// Errors: as [`Prefetch::next_event`].
+    pub fn next_event_unless(&mut self, stop: impl Fn() -> bool) -> Result<Waited> {
         if let Some(earlier) = &self.failed {
             return Err(DataError::Stopped { earlier: earlier.clone() });
         }
-        let Some(events) = &self.events else { return Ok(None) };
+        let Some(events) = &self.events else { return Ok(Waited::End) };
         let began = Instant::now();
-        let received = events.recv();
+        let received = loop {
+            match events.recv_timeout(STOP_POLL) {
+                Err(RecvTimeoutError::Timeout) if !stop() => {}
+                received => break received,
+            }
+        };
         self.metrics.wait_seconds.inc_by(began.elapsed().as_secs_f64());
         self.metrics.queued.set(events.len() as i64);
         let result = match received {
-            Ok(event) => event.map(Some),
-            Err(_) => self.end().map(|()| None),
+            Ok(event) => event.map(Waited::Event),
+            Err(RecvTimeoutError::Timeout) => Ok(Waited::Stopped),
+            Err(RecvTimeoutError::Disconnected) => self.end().map(|()| Waited::End),
         };
         if let Err(error) = &result {
             self.failed = Some(error.to_string());
@@ -117,7 +153,6 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::Position;
-    use std::time::Duration;
 
     fn end(epoch: u64) -> Event {
         Event::EpochEnd { epoch, after: Position { epoch: epoch + 1, sample: 0 } }
@@ -176,6 +211,46 @@ mod tests {
         // The thread is gone, and with it the sender.
         assert!(made.recv_timeout(Duration::from_secs(10)).is_err());
         assert!(matches!(made.try_recv(), Err(crossbeam::channel::TryRecvError::Disconnected)));
+    }
+
+    #[test]
+    fn a_waiting_consumer_gives_up_and_may_come_back() {
+        let (go, gate) = crossbeam::channel::unbounded::<()>();
+        let mut left = 2;
+        let mut prefetch = start(move || {
+            if left == 1 {
+                gate.recv().unwrap();
+            }
+            left -= 1;
+            Ok((left >= 0).then(|| end(0)))
+        });
+        // What is there is handed out, whatever the consumer says.
+        while prefetch.queued() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(prefetch.next_event_unless(|| true).unwrap(), Waited::Event(end(0)));
+        assert_eq!(prefetch.next_event_unless(|| true).unwrap(), Waited::Stopped);
+        let asked = std::cell::Cell::new(0);
+        let third_time = || {
+            asked.set(asked.get() + 1);
+            asked.get() == 3
+        };
+        assert_eq!(prefetch.next_event_unless(third_time).unwrap(), Waited::Stopped);
+        assert_eq!(asked.get(), 3);
+        go.send(()).unwrap();
+        assert_eq!(prefetch.next_event_unless(|| false).unwrap(), Waited::Event(end(0)));
+        assert_eq!(prefetch.next_event_unless(|| false).unwrap(), Waited::End);
+        assert_eq!(prefetch.next_event_unless(|| true).unwrap(), Waited::End);
+    }
+
+    /// Once, a depth of billions asked for all its slots at once and took the process down.
+    #[test]
+    fn a_huge_depth_is_cut() {
+        let cancel = Arc::new(AtomicBool::new(false));
+        let metrics = DataMetrics::unregistered();
+        let next = || Ok(Some(end(0)));
+        let prefetch = Prefetch::start(next, NonZeroUsize::MAX, metrics, cancel).unwrap();
+        assert_eq!(prefetch.events.as_ref().unwrap().capacity(), Some(DEPTH_MAX));
     }
 
     #[test]

@@ -48,30 +48,35 @@ pub struct Schema {
     pub label: String,
     /// The column of sample weights, if any (`parquet`).
     pub sample_weight: Option<String>,
-    /// The column of groups for grouped AUC, if any (`parquet`).
+    /// The column of groups for grouped AUC, if any (`parquet`); it may be a dense column or a
+    /// feature too, if it has one integer a row.
     pub group: Option<String>,
 }
 
 impl Schema {
-    /// Checks that every column is named once.
+    /// Checks the names of the columns.
+    ///
+    /// No two dense columns and no two features share a name. Where columns are found by name
+    /// (`parquet`), nothing else shares one either, but that the group may also be a dense column
+    /// or a feature: click logs are grouped by user, and the user is a feature.
     ///
     /// Errors: [`DataError::Spec`] naming the column.
-    pub fn validate(&self) -> Result<()> {
-        let weights = self.features.iter().filter(|f| f.weighted).map(FeatureSpec::weights_column);
-        let mut names = self.dense.clone();
-        names.extend(self.features.iter().map(|feature| feature.name.clone()));
-        names.extend(weights);
-        names.push(self.label.clone());
-        names.extend(self.sample_weight.clone());
-        names.extend(self.group.clone());
-        names.sort_unstable();
-        match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(DataError::spec(format!(
-                "column `{}` is named twice among dense columns, features, their weights, label, sample weight and group; name each column once",
-                pair[0]
-            ))),
-            None => Ok(()),
+    pub fn validate(&self, format: Format) -> Result<()> {
+        let features: Vec<String> = self.features.iter().map(|f| f.name.clone()).collect();
+        named_once("dense columns", self.dense.clone())?;
+        named_once("features", features.clone())?;
+        if format != Format::Parquet {
+            return Ok(());
         }
+        let weights = self.features.iter().filter(|f| f.weighted).map(FeatureSpec::weights_column);
+        let mut alone: Vec<String> = weights.collect();
+        alone.push(self.label.clone());
+        alone.extend(self.sample_weight.clone());
+        let mut with_group = alone.clone();
+        with_group.extend(self.group.clone());
+        alone.extend(self.dense.iter().cloned().chain(features));
+        named_once("dense columns, features, their weights, label and sample weight", alone)?;
+        named_once("weights of features, label, sample weight and group", with_group)
     }
 
     /// Refuses columns that `format` has no place for.
@@ -91,6 +96,18 @@ impl Schema {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Refuses a name that comes twice.
+fn named_once(what: &str, mut names: Vec<String>) -> Result<()> {
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(DataError::spec(format!(
+            "column `{}` is named twice among {what}; name each column once",
+            pair[0]
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -249,7 +266,7 @@ impl SourceSpec {
     ///
     /// Errors: [`DataError::Spec`].
     pub fn validate(&self) -> Result<()> {
-        self.schema.validate()?;
+        self.schema.validate(self.format)?;
         match (self.format, &self.synthetic) {
             (Format::Synthetic, None) => {
                 return Err(DataError::spec(
@@ -310,14 +327,48 @@ mod tests {
 
     #[test]
     fn a_column_named_twice_is_refused() {
-        schema().validate().unwrap();
-        let mut twice = schema();
-        twice.group = Some("i2".into());
-        assert!(twice.validate().unwrap_err().to_string().contains("`i2` is named twice"));
-        let mut weights = schema();
-        weights.features[0].weighted = true;
-        weights.features[1].name = "c1_weights".into();
-        assert!(weights.validate().unwrap_err().to_string().contains("`c1_weights`"));
+        let fails = |break_it: fn(&mut Schema), format, part: &str| {
+            let mut schema = schema();
+            break_it(&mut schema);
+            let error = schema.validate(format).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+            schema
+        };
+        for format in Format::ALL {
+            schema().validate(format).unwrap();
+            fails(|s| s.dense[1] = "i1".into(), format, "`i1` is named twice among dense columns");
+            fails(|s| s.features[1].name = "c1".into(), format, "`c1` is named twice among feat");
+        }
+        // Where columns have no names, only these two lists are told apart by them.
+        let clashes: [(fn(&mut Schema), &str); 7] = [
+            (|s| s.label = "i2".into(), "`i2`"),
+            (|s| s.label = "c2".into(), "`c2`"),
+            (|s| s.dense[0] = "c1".into(), "`c1`"),
+            (|s| s.sample_weight = Some("i1".into()), "`i1`"),
+            (|s| s.group = Some("label".into()), "`label`"),
+            (
+                |s| {
+                    s.features[0].weighted = true;
+                    s.features[1].name = "c1_weights".into();
+                },
+                "`c1_weights`",
+            ),
+            (
+                |s| {
+                    s.features[0].weighted = true;
+                    s.group = Some("c1_weights".into());
+                },
+                "`c1_weights`",
+            ),
+        ];
+        for (clash, column) in clashes {
+            let schema = fails(clash, Format::Parquet, column);
+            schema.validate(Format::CriteoTsv).unwrap();
+        }
+        for also in ["i2", "c2", "user"] {
+            let schema = Schema { group: Some(also.into()), ..schema() };
+            schema.validate(Format::Parquet).unwrap();
+        }
     }
 
     #[test]

@@ -7,16 +7,16 @@
 //! that a checkpoint needs, and the batch size may change at a resume.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{BatchBuilder, SourceFile};
 use crate::hash::{key, permutation};
-use crate::read::ReadCounts;
+use crate::read::{Cancel, Chain, ReadCounts};
 use crate::{Batch, DataError, DataMetrics, Reader, Result, SourceSpec, open};
 
-/// Samples read at once into a window, between looks at the cancel flag.
+/// Samples of a chunk of a window.
 const CHUNK_SAMPLES: usize = 8192;
 
 /// Where a stream is: everything before has been handed out.
@@ -87,12 +87,12 @@ pub struct BatchStream {
     /// Open while an epoch is under way.
     source: Option<Source>,
     position: Position,
-    cancel: Option<Arc<AtomicBool>>,
+    cancel: Cancel,
     failed: Option<String>,
 }
 
 struct Source {
-    reader: Box<dyn Reader>,
+    reader: Chain,
     files: Arc<[SourceFile]>,
     /// What the metrics have been told of.
     counted: ReadCounts,
@@ -111,6 +111,31 @@ impl BatchStream {
     ///
     /// Errors: as [`open`]; a batch size or window of 0; [`DataError::PositionBeyondData`].
     pub fn new(spec: SourceSpec, options: StreamOptions, metrics: DataMetrics) -> Result<Self> {
+        Self::start(spec, options, metrics, Cancel::default())
+    }
+
+    /// As [`BatchStream::new`], where setting `flag` also ends the way to the start position (in
+    /// compressed files all that comes before has to be decoded). The stream then keeps the flag,
+    /// as by [`BatchStream::cancel_with`].
+    ///
+    /// Errors: as [`BatchStream::new`]; [`DataError::Cancelled`] once the flag is set.
+    pub fn new_cancellable(
+        spec: SourceSpec,
+        options: StreamOptions,
+        metrics: DataMetrics,
+        flag: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let mut cancel = Cancel::default();
+        cancel.add(flag);
+        Self::start(spec, options, metrics, cancel)
+    }
+
+    fn start(
+        spec: SourceSpec,
+        options: StreamOptions,
+        metrics: DataMetrics,
+        cancel: Cancel,
+    ) -> Result<Self> {
         if options.batch_size == 0 {
             return Err(DataError::spec("a batch size of 0 gives no batches; give at least 1"));
         }
@@ -121,7 +146,7 @@ impl BatchStream {
         }
         let position = options.start;
         let mut stream =
-            Self { spec, options, metrics, source: None, position, cancel: None, failed: None };
+            Self { spec, options, metrics, source: None, position, cancel, failed: None };
         if stream.is_over() {
             // Even a stream with nothing left to give refuses a source that cannot be opened.
             open(&stream.spec)?;
@@ -131,9 +156,15 @@ impl BatchStream {
         Ok(stream)
     }
 
-    /// Makes long reads stop with [`DataError::Cancelled`] once `flag` is set.
-    pub(crate) fn cancel_with(&mut self, flag: Arc<AtomicBool>) {
-        self.cancel = Some(flag);
+    /// Makes reading stop with [`DataError::Cancelled`] once `flag` is set, within some thousands
+    /// of samples: in the middle of a large batch, of a shuffle window, or of passing over samples.
+    /// Flags add up: any of those given stops the stream. A cancelled stream is over; a new one
+    /// goes on from the position after the last batch that it gave.
+    pub fn cancel_with(&mut self, flag: Arc<AtomicBool>) {
+        if let Some(source) = &mut self.source {
+            source.reader.cancel_with(Arc::clone(&flag));
+        }
+        self.cancel.add(flag);
     }
 
     /// Where the stream is.
@@ -150,7 +181,8 @@ impl BatchStream {
 
     /// The next event; `None` after the last epoch.
     ///
-    /// Errors: bad input; [`DataError::NoSamples`]; [`DataError::Stopped`] after an earlier error.
+    /// Errors: bad input; [`DataError::NoSamples`]; [`DataError::Cancelled`];
+    /// [`DataError::Stopped`] after an earlier error.
     pub fn next_event(&mut self) -> Result<Option<Event>> {
         if let Some(earlier) = &self.failed {
             return Err(DataError::Stopped { earlier: earlier.clone() });
@@ -199,7 +231,7 @@ impl BatchStream {
 
     /// Opens the source so that the next sample is that of `position`.
     fn open_at(&self, position: Position) -> Result<Source> {
-        let mut reader = open(&self.spec)?;
+        let mut reader = Chain::open_cancellable(&self.spec, self.cancel.clone())?;
         let files = reader.read(0)?.files();
         let beyond = |samples| DataError::PositionBeyondData {
             epoch: position.epoch,
@@ -259,9 +291,6 @@ impl BatchStream {
         let mut chunks = Vec::new();
         let mut samples = 0;
         while samples < shuffle.window_samples {
-            if self.cancel.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-                return Err(DataError::Cancelled);
-            }
             let wanted = (shuffle.window_samples - samples).min(CHUNK_SAMPLES as u64) as usize;
             let chunk = source.reader.read(wanted)?;
             let got = chunk.samples();

@@ -111,6 +111,12 @@ impl SyntheticSpec {
                     self.hots_spread, feature.hots
                 ));
             }
+            if feature.hots > HOTS_MAX {
+                return fail(format!(
+                    "feature {name} has hots {}; bags of at most {HOTS_MAX} ids are drawn",
+                    feature.hots
+                ));
+            }
             if feature.rows == 0 && feature.hots > 0 {
                 return fail(format!("feature {name} has 0 rows to draw ids from"));
             }
@@ -154,6 +160,10 @@ pub fn ceiling_auc(
     let positives: f64 = chances.iter().sum();
     Ok(Some(won / (positives * negatives_below - itself)))
 }
+
+/// Most ids of a drawn bag, on average. Bags are held whole, and thousands of them are drawn before
+/// the first sample.
+const HOTS_MAX: usize = 1 << 16;
 
 /// Width of the latent vectors of the pair terms.
 const LATENT: usize = 4;

@@ -1,13 +1,13 @@
 //! Lines of a text file, plain or compressed, through one large buffer.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use memchr::memchr;
 
 use crate::{DataError, Result};
@@ -46,6 +46,51 @@ impl Read for Counted {
     }
 }
 
+/// The members of a gzip file, one after the other, zeros between and after them passed over as
+/// gzip(1) does: tapes and block-wise copies pad with them.
+struct GzipMembers<R> {
+    /// `None` after the last member.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> GzipMembers<R> {
+    fn new(source: R) -> Self {
+        Self { member: Some(GzDecoder::new(source)) }
+    }
+}
+
+impl<R: BufRead> Read for GzipMembers<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        while let Some(member) = &mut self.member {
+            let got = member.read(buffer)?;
+            if got > 0 {
+                return Ok(got);
+            }
+            pass_zeros(member.get_mut())?;
+            let more = !member.get_mut().fill_buf()?.is_empty();
+            let ended = self.member.take().map(GzDecoder::into_inner);
+            self.member = ended.filter(|_| more).map(GzDecoder::new);
+        }
+        Ok(0)
+    }
+}
+
+/// Passes over bytes of 0.
+fn pass_zeros(source: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let ready = source.fill_buf()?;
+        let zeros = ready.iter().take_while(|byte| **byte == 0).count();
+        let all = zeros == ready.len();
+        source.consume(zeros);
+        if zeros == 0 || !all {
+            return Ok(());
+        }
+    }
+}
+
 impl Lines {
     /// The lines of `path`, with a buffer of 1 MiB.
     pub(super) fn open(path: &Path) -> Result<Self> {
@@ -57,8 +102,9 @@ impl Lines {
         let counted = Counted { file, bytes: Arc::clone(&bytes) };
         let buffered = |counted| BufReader::with_capacity(COMPRESSED_BYTES, counted);
         let (source, compression): (Box<dyn Read + Send>, _) = match &magic[..known] {
-            [0x1F, 0x8B, ..] => (Box::new(MultiGzDecoder::new(buffered(counted))), Some("gzip")),
-            [0x28, 0xB5, 0x2F, 0xFD] => {
+            [0x1F, 0x8B, ..] => (Box::new(GzipMembers::new(buffered(counted))), Some("gzip")),
+            // A zstd frame, or one of the skippable frames that may come before (RFC 8878).
+            [0x28, 0xB5, 0x2F, 0xFD] | [0x50..=0x5F, 0x2A, 0x4D, 0x18] => {
                 let decoder = zstd::Decoder::with_buffer(buffered(counted))
                     .map_err(DataError::io("decompress", path))?;
                 (Box::new(decoder), Some("zstd"))

@@ -16,6 +16,8 @@ mod synthetic;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::batch::BatchBuilder;
 use crate::{Batch, DataError, Format, OnNanDense, Result, Schema, SourceFile, SourceSpec, log1p};
@@ -60,16 +62,34 @@ pub trait Reader: Send {
 /// Errors: a source description that cannot be used, a file that cannot be opened or is not laid
 /// out as its format says, a column that is missing.
 pub fn open(spec: &SourceSpec) -> Result<Box<dyn Reader>> {
-    let bad_dense = match spec.on_nan_dense {
-        OnNanDense::Error => BadDense::Refuse,
-        OnNanDense::Zero => BadDense::Zero,
-    };
-    Ok(Box::new(Chain::open(spec, bad_dense)?))
+    Ok(Box::new(Chain::open_cancellable(spec, Cancel::default())?))
 }
 
 /// Opens a source whose dense values are passed on even when they are not finite, for inspection.
 pub(crate) fn open_unchecked(spec: &SourceSpec) -> Result<Box<dyn Reader>> {
-    Ok(Box::new(Chain::open(spec, BadDense::Keep)?))
+    Ok(Box::new(Chain::open(spec, BadDense::Keep, Cancel::default())?))
+}
+
+/// Flags any of which, once set, stops reading.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cancel {
+    flags: Vec<Arc<AtomicBool>>,
+}
+
+impl Cancel {
+    /// Stops for `flag` too.
+    pub(crate) fn add(&mut self, flag: Arc<AtomicBool>) {
+        self.flags.push(flag);
+    }
+
+    /// Errors: [`DataError::Cancelled`] once a flag is set.
+    fn check(&self) -> Result<()> {
+        // Relaxed: nothing is read that the setter has written.
+        match self.flags.iter().any(|flag| flag.load(Ordering::Relaxed)) {
+            true => Err(DataError::Cancelled),
+            false => Ok(()),
+        }
+    }
 }
 
 /// What the chain does with dense values that are not finite.
@@ -105,7 +125,7 @@ struct Unit {
 }
 
 /// The units of a source, one after the other.
-struct Chain {
+pub(crate) struct Chain {
     units: Vec<Unit>,
     files: Arc<[SourceFile]>,
     schema: Schema,
@@ -116,13 +136,38 @@ struct Chain {
     current: Option<Box<dyn FileReader>>,
     counts: ReadCounts,
     failed: Option<String>,
+    cancel: Cancel,
 }
 
 /// Samples for which room is made at once; a reader asked for more grows as samples come.
 const RESERVE_SAMPLES_MAX: usize = 1 << 16;
 
+/// Samples read at once, between looks at the cancel flags.
+const PIECE_SAMPLES: usize = 8192;
+
+/// Samples passed over at first between looks at the cancel flags. Where the format seeks, that
+/// takes no time, and pieces double; where it decodes, they stay near [`SKIP_PIECE`].
+const SKIP_SAMPLES: u64 = 8192;
+
+/// Time that a piece of what is passed over should take.
+const SKIP_PIECE: Duration = Duration::from_millis(20);
+
 impl Chain {
-    fn open(spec: &SourceSpec, bad_dense: BadDense) -> Result<Self> {
+    /// The source at its first sample, as [`open`] gives it, stopped by `cancel`.
+    pub(crate) fn open_cancellable(spec: &SourceSpec, cancel: Cancel) -> Result<Self> {
+        let bad_dense = match spec.on_nan_dense {
+            OnNanDense::Error => BadDense::Refuse,
+            OnNanDense::Zero => BadDense::Zero,
+        };
+        Self::open(spec, bad_dense, cancel)
+    }
+
+    /// Stops for `flag` too.
+    pub(crate) fn cancel_with(&mut self, flag: Arc<AtomicBool>) {
+        self.cancel.add(flag);
+    }
+
+    fn open(spec: &SourceSpec, bad_dense: BadDense, cancel: Cancel) -> Result<Self> {
         spec.validate()?;
         let mut units = Vec::new();
         if let Some(settings) = &spec.synthetic {
@@ -151,6 +196,7 @@ impl Chain {
             current: None,
             counts: ReadCounts::default(),
             failed: None,
+            cancel,
         })
     }
 
@@ -175,8 +221,9 @@ impl Chain {
         let room = samples.min(RESERVE_SAMPLES_MAX);
         let mut out = BatchBuilder::new(&self.schema, Arc::clone(&self.files), room);
         while out.samples() < samples {
+            self.cancel.check()?;
             let before = out.samples();
-            let wanted = samples - before;
+            let wanted = (samples - before).min(PIECE_SAMPLES);
             // `Chain::open` checked that unit numbers fit.
             let file = self.at as u32;
             let Some(reader) = self.current()? else { break };
@@ -217,7 +264,9 @@ impl Chain {
 
     fn skip_on(&mut self, samples: u64) -> Result<u64> {
         let mut left = samples;
+        let mut piece = SKIP_SAMPLES;
         while left > 0 {
+            self.cancel.check()?;
             let known = self.units.get(self.at).and_then(|unit| unit.samples);
             if let (None, Some(whole)) = (&self.current, known)
                 && whole <= left
@@ -227,9 +276,16 @@ impl Chain {
                 continue;
             }
             let Some(reader) = self.current()? else { break };
-            let got = reader.skip(left)?;
-            if got < left {
+            let wanted = left.min(piece);
+            let began = Instant::now();
+            let got = reader.skip(wanted)?;
+            if got < wanted {
                 self.advance();
+                piece = SKIP_SAMPLES;
+            } else if began.elapsed() < SKIP_PIECE {
+                piece = piece.saturating_mul(2);
+            } else {
+                piece = (piece / 2).max(SKIP_SAMPLES);
             }
             left -= got;
         }

@@ -193,7 +193,8 @@ impl Layout {
         let mut source = Source::Stream(self.span.decode()?);
         if self.span.deflated {
             if let Source::Stream(stream) = &mut source {
-                discard(stream, self.header_bytes).map_err(self.span.io("decompress"))?;
+                discard(stream, self.header_bytes)
+                    .map_err(|error| self.fault(format!("cannot decompress: {error}")))?;
             }
         } else {
             let mut file = File::open(&self.span.path).map_err(self.span.io("open"))?;
@@ -201,7 +202,7 @@ impl Layout {
             file.seek(SeekFrom::Start(first)).map_err(self.span.io("seek in"))?;
             source = Source::File(file);
         }
-        Ok(Rows { layout: self.clone(), source, scratch: Vec::new() })
+        Ok(Rows { layout: self.clone(), source, scratch: Vec::new(), row: 0 })
     }
 }
 
@@ -217,6 +218,8 @@ pub(super) struct Rows {
     layout: Layout,
     source: Source,
     scratch: Vec<u8>,
+    /// The next row.
+    row: u64,
 }
 
 impl Rows {
@@ -236,17 +239,31 @@ impl Rows {
             Source::File(file) => file.seek_relative(bytes as i64),
             Source::Stream(stream) => discard(stream, bytes),
         };
-        result.map_err(self.layout.span.io("seek in"))
+        result.map_err(|error| self.failure("seek in", 0, error))?;
+        self.row += rows;
+        Ok(())
+    }
+
+    /// An error met `bytes` after the next row's start. In an archive it names array and row:
+    /// there the system's message alone (`corrupt deflate stream`) would leave both open.
+    fn failure(&self, operation: &'static str, bytes: usize, error: std::io::Error) -> DataError {
+        let span = &self.layout.span;
+        if span.entry.is_none() {
+            return span.io(operation)(error);
+        }
+        let row = self.row + (bytes / self.row_bytes().max(1)) as u64;
+        span.fault(format!("cannot read on from row {row}: {error}; fetch the file again"))
     }
 
     /// Reads `rows` rows that the caller knows to be there into `scratch`; returns their bytes.
     fn fill(&mut self, rows: usize) -> Result<u64> {
         self.scratch.resize(rows * self.row_bytes(), 0);
         let result = match &mut self.source {
-            Source::File(file) => file.read_exact(&mut self.scratch),
-            Source::Stream(stream) => stream.read_exact(&mut self.scratch),
+            Source::File(file) => read_whole(file, &mut self.scratch),
+            Source::Stream(stream) => read_whole(stream, &mut self.scratch),
         };
-        result.map_err(self.layout.span.io("read"))?;
+        result.map_err(|(bytes, error)| self.failure("read", bytes, error))?;
+        self.row += rows as u64;
         Ok(self.scratch.len() as u64)
     }
 
@@ -311,6 +328,23 @@ fn decode_i64(element: Element, bytes: &[u8], out: &mut Vec<i64>) {
             out.extend(numbers!(bytes, i64));
         }
     }
+}
+
+/// Fills `buffer`; an error comes with the number of bytes that were read before.
+fn read_whole(
+    source: &mut dyn Read,
+    buffer: &mut [u8],
+) -> std::result::Result<(), (usize, std::io::Error)> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match source.read(&mut buffer[got..]) {
+            Ok(0) => return Err((got, std::io::ErrorKind::UnexpectedEof.into())),
+            Ok(more) => got += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err((got, error)),
+        }
+    }
+    Ok(())
 }
 
 /// Reads and forgets `bytes` bytes.

@@ -59,7 +59,7 @@ pub(super) fn unit(path: &Path, schema: &Schema) -> Result<Unit> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Number,
-    Integer,
+    Group,
     Ids,
     Weights,
 }
@@ -73,7 +73,7 @@ impl Kind {
         };
         match self {
             Self::Number => number(kind) || *kind == DataType::Boolean,
-            Self::Integer => kind.is_integer(),
+            Self::Group => kind.is_integer(),
             Self::Ids => element(kind).is_integer(),
             Self::Weights => number(&element(kind)),
         }
@@ -82,7 +82,7 @@ impl Kind {
     fn needed(self) -> &'static str {
         match self {
             Self::Number => "a number or boolean",
-            Self::Integer => "an integer",
+            Self::Group => "one integer a row, to be the group,",
             Self::Ids => "an integer or a list of integers",
             Self::Weights => "a number or a list of numbers, like the ids",
         }
@@ -152,7 +152,7 @@ impl Plan {
         let mut optional =
             |name: &Option<String>, kind| name.as_ref().map(|name| find(name, kind)).transpose();
         let mut sample_weight = optional(&schema.sample_weight, Kind::Number)?;
-        let mut group = optional(&schema.group, Kind::Integer)?;
+        let mut group = optional(&schema.group, Kind::Group)?;
         let mut features = Vec::new();
         for feature in &schema.features {
             let ids = find(&feature.name, Kind::Ids)?;
@@ -164,7 +164,9 @@ impl Plan {
         }
 
         // Numbers of columns in the file become numbers in the projected batches.
+        // The group may be a feature or dense column too, which is then read once.
         roots.sort_unstable();
+        roots.dedup();
         let rank =
             |column: &mut (usize, String)| column.0 = roots.partition_point(|r| *r < column.0);
         dense.iter_mut().for_each(rank);

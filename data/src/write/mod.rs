@@ -52,7 +52,7 @@ fn create_with(
     schema: &Schema,
     ids: criteo_tsv::Ids,
 ) -> Result<Box<dyn Writer>> {
-    schema.validate()?;
+    schema.validate(format)?;
     if format != Format::Parquet {
         schema.refuse_unless_parquet(format)?;
     }

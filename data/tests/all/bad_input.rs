@@ -2,7 +2,10 @@
 
 use std::io::Write;
 
-use tessera_data::{DenseTransform, Format, OnNanDense, RawId, SourceSpec, inspect, open};
+use tessera_data::{
+    BatchStream, DataMetrics, DenseTransform, Event, Format, OnNanDense, RawId, SourceSpec,
+    StreamOptions, SyntheticSpec, inspect, open,
+};
 
 use crate::common::{assert_error, read_all, schema};
 
@@ -82,6 +85,16 @@ fn criteo_files() {
             &["cut.gz: gzip data ends early or is damaged", "fetch the file again"],
         );
     }
+    // Zeros after or between members are padding, as gzip(1) takes them; other bytes are not.
+    for zeros in [1, 511, 1 << 20] {
+        let padding = vec![0; zeros];
+        let padded = [&gz[..], &padding].concat();
+        assert_eq!(read_all(&criteo(&dir, "padded", &padded)).samples(), 5000);
+        let between = [&padded[..], &gz].concat();
+        assert_eq!(read_all(&criteo(&dir, "between", &between)).samples(), 10_000);
+        let garbage = [&padded[..], b"garbage"].concat();
+        assert_error(&criteo(&dir, "garbage", &garbage), &["gzip data ends early or is damaged"]);
+    }
     let mut damaged = gz.clone();
     // The checksum: what it covers can be read, but is not to be trusted.
     damaged[gz.len() - 6] ^= 0x55;
@@ -92,6 +105,18 @@ fn criteo_files() {
     for cut in [5, zst.len() / 2, zst.len() - 1] {
         let spec = criteo(&dir, "cut.zst", &zst[..cut]);
         assert_error(&spec, &["cut.zst: zstd data ends early or is damaged"]);
+    }
+    // Skippable frames (of pzstd, or seek tables) hold no data, before, between or after.
+    let skippable = |kind: u8, bytes: u8| {
+        let mut frame = vec![0x50 + kind, 0x2A, 0x4D, 0x18, bytes, 0, 0, 0];
+        frame.extend((0..bytes).map(|byte| byte ^ 0x5A));
+        frame
+    };
+    for (kind, bytes) in [(0, 4), (15, 0), (7, 200)] {
+        let frame = skippable(kind, bytes);
+        let file = [&frame[..], &zst, &frame, &zst, &frame].concat();
+        assert_eq!(read_all(&criteo(&dir, "skippable", &file)).samples(), 10_000);
+        assert_error(&criteo(&dir, "none.zst", &frame), &["the file is empty"]);
     }
     // Compressed nothing is nothing.
     let none = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
@@ -160,6 +185,21 @@ fn raw_files() {
     assert_error(&spec, &["does not fit 64 bits"]);
 }
 
+/// Once, a huge number of hots or samples asked for its memory before a row was read.
+#[test]
+fn huge_hots_and_batches_take_the_memory_of_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut spec = criteo(&dir, "a", line("1", "2", "3").as_bytes());
+    spec.schema.features[0].hots = 1_000_000_000;
+    let options = StreamOptions::one_epoch(1_000_000_000);
+    let mut stream = BatchStream::new(spec, options, DataMetrics::unregistered()).unwrap();
+    let event = stream.next_event().unwrap();
+    assert!(matches!(event, Some(Event::Batch { batch, .. }) if batch.samples() == 1));
+    let mut drawn = SourceSpec::synthetic(schema(1, 1), SyntheticSpec::default());
+    drawn.schema.features[0].hots = 1_000_000_000;
+    assert_error(&drawn, &["feature c1 has hots 1000000000", "at most 65536"]);
+}
+
 #[test]
 fn dense_values_that_are_not_finite() {
     let dir = tempfile::tempdir().unwrap();
@@ -170,7 +210,10 @@ fn dense_values_that_are_not_finite() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut spec = raw(&dir, &records(&[1.0, 2.0, 3.0, 4.0, bad, bad, 7.0]));
         let value = format!("{bad} is not finite");
-        assert_error(&spec, &["a.raw row 4, dense column i1", &value, "\"zero\""]);
+        assert_error(
+            &spec,
+            &["a.raw row 4, dense column i1", &value, "set data.on_nan_dense = \"zero\""],
+        );
         // Inspection counts them whatever the policy is.
         let report = inspect(&spec, None).unwrap();
         let range = report.dense[0].range.unwrap();

@@ -215,3 +215,33 @@ fn zip64_archives_are_read() {
     archive.finish().unwrap();
     assert_eq!(read_all(&spec).features()[0].ids(), [4, 5, 6].map(RawId));
 }
+
+/// A damaged stream is told by array and row: the decoder's own words name neither.
+#[test]
+fn damaged_archives_name_array_and_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = 3000u64;
+    let noise: Vec<u8> =
+        (0..rows).flat_map(|row| tessera_data::splitmix64(row).to_le_bytes()).collect();
+    day(dir.path(), "0", 0, rows as i32, zip::CompressionMethod::Deflated);
+    let path = dir.path().join("day_0_sparse_multi_hot.npz");
+    let array = npy("<i8", &format!("({rows}, 1)"), "False", &noise);
+    npz(&path, zip::CompressionMethod::Deflated, &[("0.npy", array)]);
+    read_all(&spec(dir.path()));
+    // Noise is stored in blocks of a few bytes of header: an end of stream in the middle.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 9000].fill(0xFF);
+    std::fs::write(&path, &bytes).unwrap();
+    let outcome = open(&spec(dir.path())).and_then(|mut reader| reader.read(3000));
+    match outcome {
+        Ok(_) => panic!("the damage was not met"),
+        Err(error) => {
+            let error = error.to_string();
+            assert!(
+                error.contains("day_0_sparse_multi_hot.npz: array 0.npy: cannot read on from row "),
+                "{error}"
+            );
+        }
+    }
+}

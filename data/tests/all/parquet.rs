@@ -7,7 +7,9 @@ use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema as ArrowSchema};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
-use tessera_data::{Distinct, Format, RawId, Schema, SourceSpec, inspect, open};
+use tessera_data::{
+    Batch, Distinct, Format, RawId, Schema, SourceSpec, convert, create, inspect, open,
+};
 
 use crate::common::{assert_error, assert_same, read_all, schema};
 
@@ -205,6 +207,43 @@ fn sample_weights_and_groups_are_read() {
     assert_error(&spec, &["row 2, column w: the value is null"]);
     let (_dir, spec) = with(vec![one; 3], vec![None, Some(1), Some(2)]);
     assert_error(&spec, &["row 0, column query: an integer is null"]);
+}
+
+/// Clicks are grouped by user, and the user is a feature: one column, read once for both.
+#[test]
+fn the_group_may_be_a_feature_or_a_dense_column_too() {
+    let mut columns = good_but("i2", Arc::new(Int64Array::from(vec![7, -8, 9])) as ArrayRef);
+    columns.insert(0, ("other", Arc::new(Int64Array::from(vec![1, 2, 3]))));
+    let (dir, mut spec) = source(columns, schema(2, 1));
+    let plain = read_all(&spec);
+    for (group, expected) in [("c1", [4, -1, 6]), ("i2", [7, -8, 9])] {
+        spec.schema.group = Some(group.into());
+        let batch = read_all(&spec);
+        assert_eq!(batch.groups(), Some(&expected[..]));
+        assert_eq!((batch.dense(), batch.features()), (plain.dense(), plain.features()));
+        // Written, it is one column again.
+        let copy = dir.path().join(format!("by-{group}.parquet"));
+        assert_eq!(convert(&spec, Format::Parquet, &copy, |_| ()).unwrap(), 3);
+        let copied = SourceSpec { files: vec![copy], ..spec.clone() };
+        assert_same(&read_all(&copied), &batch);
+    }
+    spec.schema.group = Some("c1".into());
+    let mut parts = read_all(&spec).into_parts();
+    parts.groups = Some(vec![4, -1, 5]);
+    let path = dir.path().join("differs.parquet");
+    let mut writer = create(Format::Parquet, &path, &spec.schema).unwrap();
+    let error = writer.write(&Batch::new(parts).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("row 2, c1: the group is 5, but it is not the bag's"), "{error}");
+
+    let group = |column| {
+        let mut schema = schema(1, 1);
+        schema.group = Some("c1".into());
+        source(good_but("c1", column), schema)
+    };
+    let (_dir, spec) = group(list(vec![Some(vec![Some(1)]); 3]));
+    assert_error(&spec, &["column `c1` is List", "one integer a row, to be the group"]);
+    let (_dir, spec) = group(Arc::new(Int64Array::from(vec![Some(1), None, Some(3)])));
+    assert_error(&spec, &["row 1, column c1: an integer is null"]);
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! the borders of files.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tessera_data::{
     Batch, BatchStream, DataError, DataMetrics, Event, Format, OnNanDense, Position, Prefetch,
@@ -246,6 +249,54 @@ fn prefetch_stops_when_dropped() {
     let began = std::time::Instant::now();
     drop(prefetch);
     assert!(began.elapsed().as_secs() < 30);
+}
+
+/// A flag ends a huge window, a huge batch, and the way to a start position far in a compressed
+/// file, each of which would take minutes.
+#[test]
+fn a_flag_stops_reading_in_the_middle() {
+    let settings = SyntheticSpec { samples: 1 << 40, ..SyntheticSpec::default() };
+    let spec = SourceSpec::synthetic(schema(1, 1), settings);
+    let metrics = DataMetrics::unregistered();
+    let flag_in_a_moment = || {
+        let flag = Arc::new(AtomicBool::new(false));
+        let setter = Arc::clone(&flag);
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            setter.store(true, Ordering::Relaxed);
+        });
+        (flag, thread)
+    };
+    for (size, window) in [(4, Some(1 << 40)), (1 << 40, None)] {
+        let mut stream =
+            BatchStream::new(spec.clone(), options(size, window), metrics.clone()).unwrap();
+        let (flag, thread) = flag_in_a_moment();
+        // Flags add up: the one that is never set does not take the place of the other.
+        stream.cancel_with(flag);
+        stream.cancel_with(Arc::new(AtomicBool::new(false)));
+        assert!(matches!(stream.next_event(), Err(DataError::Cancelled)));
+        assert!(matches!(stream.next_event(), Err(DataError::Stopped { .. })));
+        assert_eq!(stream.position(), Position::default());
+        thread.join().unwrap();
+    }
+
+    // 640 million lines in 640 frames, of which no more than a moment's worth is to be decoded.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("long.tsv.zst");
+    let line = format!("1{}\n", "\t".repeat(39));
+    let member = zstd::encode_all(line.repeat(1_000_000).as_bytes(), 1).unwrap();
+    std::fs::write(&path, member.repeat(640)).unwrap();
+    let spec = SourceSpec::files(Format::CriteoTsv, vec![path], schema(1, 1));
+    let start = Position { epoch: 0, sample: 639_000_000 };
+    for window in [None, Some(1000)] {
+        let options = StreamOptions { start, ..options(4, window) };
+        let (flag, thread) = flag_in_a_moment();
+        let began = std::time::Instant::now();
+        let stream = BatchStream::new_cancellable(spec.clone(), options, metrics.clone(), flag);
+        assert!(matches!(stream.err(), Some(DataError::Cancelled)));
+        assert!(began.elapsed() < Duration::from_secs(3));
+        thread.join().unwrap();
+    }
 }
 
 #[test]
