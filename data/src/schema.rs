@@ -340,7 +340,8 @@ mod tests {
             fails(|s| s.features[1].name = "c1".into(), format, "`c1` is named twice among feat");
         }
         // Where columns have no names, only these two lists are told apart by them.
-        let clashes: [(fn(&mut Schema), &str); 7] = [
+        type Change = fn(&mut Schema);
+        let clashes: [(Change, &str); 7] = [
             (|s| s.label = "i2".into(), "`i2`"),
             (|s| s.label = "c2".into(), "`c2`"),
             (|s| s.dense[0] = "c1".into(), "`c1`"),
