@@ -5,7 +5,7 @@ use tessera_data::{Format, SourceSpec, convert, inspect, open};
 use crate::cli::{ConfigArgs, Convert, Data, Inspect, Split};
 use crate::config::Config;
 use crate::progress::counting;
-use crate::{Error, Result, source};
+use crate::{Error, Result, console, source};
 
 /// Runs a data command.
 ///
@@ -22,7 +22,9 @@ pub fn run(command: &Data) -> Result<()> {
             }
             write(&spec, args)?;
             if let Some(auc) = source::ceiling(&config)? {
-                eprintln!("ceiling: AUC {auc:.4} (expected for the teacher's own probabilities)");
+                console::tell(format_args!(
+                    "ceiling: AUC {auc:.4} (expected for the teacher's own probabilities)"
+                ));
             }
             Ok(())
         }
@@ -46,7 +48,7 @@ fn write(spec: &SourceSpec, args: &Convert) -> Result<()> {
     }
     let spec = expressed(spec, args.to)?;
     let samples = convert(&spec, args.to, &args.out, counting())?;
-    eprintln!("wrote {samples} samples as {} to {}", args.to, args.out.display());
+    console::tell(format_args!("wrote {samples} samples as {} to {}", args.to, args.out.display()));
     Ok(())
 }
 
@@ -78,9 +80,8 @@ fn look(args: &Inspect) -> Result<()> {
     let report = inspect(&spec, Some(args.samples))?;
     if args.json {
         let text = serde_json::to_string_pretty(&report).expect("a report has string keys only");
-        println!("{text}");
+        console::print(text + "\n")
     } else {
-        print!("{report}");
+        console::print(report)
     }
-    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::model::{FirstValues, Model};
 use crate::signals::Signals;
 use crate::trainer::{Evaluated, evaluate};
-use crate::{Result, source};
+use crate::{Result, console, source};
 
 /// Loads the configuration and the model of a checkpoint.
 ///
@@ -32,9 +32,9 @@ pub fn run(args: &cli::Eval) -> Result<()> {
         if args.json {
             let text = serde_json::to_string_pretty(&evaluation)
                 .expect("an evaluation has string keys only");
-            println!("{text}");
+            console::print(text + "\n")?;
         } else {
-            println!("{evaluation}");
+            console::print(format_args!("{evaluation}\n"))?;
         }
     }
     Ok(())

@@ -15,12 +15,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use tessera_dense::Interaction;
+use tessera_embedding::Pooling;
 
 use crate::checkpoint::{Checkpoint, CheckpointTensors};
 use crate::cli::{self, Layout};
 use crate::config::Config;
 use crate::tensors::{ReadTensors, Tensor};
-use crate::{Error, Result, safetensors_io};
+use crate::{Error, Result, console, safetensors_io};
 
 /// Where a tensor of the export comes from.
 struct Source {
@@ -44,12 +45,12 @@ pub fn run(args: &cli::Export) -> Result<()> {
         Layout::Torchrec => torchrec(&config, &tensors)?,
     };
     write(&args.out, &tensors, &plan)?;
-    eprintln!(
+    console::tell(format_args!(
         "wrote {} tensors of step {} to {}",
         plan.len(),
         checkpoint.manifest.moment.step,
         args.out.display()
-    );
+    ));
     Ok(())
 }
 
@@ -137,6 +138,12 @@ fn dlrm(config: &Config, tensors: &CheckpointTensors) -> Result<Vec<(String, Sou
     if config.tables.iter().any(|table| table.features.len() > 1) {
         return refuse("its tables have one feature each");
     }
+    if config.tables.iter().any(|table| table.pooling != Pooling::Sum || table.weighted) {
+        return refuse("its bags are plain sums");
+    }
+    if config.model.bottom_mlp.is_empty() {
+        return refuse("it always has a bottom MLP");
+    }
     let mut renamer = Renamer::new(tensors);
     for (index, table) in config.tables.iter().enumerate() {
         let ours = format!("tables.{}.weight", table.name);
@@ -159,6 +166,9 @@ fn torchrec(config: &Config, tensors: &CheckpointTensors) -> Result<Vec<(String,
     let refuse = |reason: &str| Err(Error::Layout { layout: "torchrec", reason: reason.into() });
     if model.wide {
         return refuse("it has no wide part");
+    }
+    if config.tables.iter().any(|table| table.weighted) {
+        return refuse("its bags have no weights");
     }
     if model.bottom_mlp.is_empty() {
         return refuse("it always has a bottom MLP");

@@ -8,6 +8,7 @@
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
+pub mod console;
 pub mod data_cmd;
 pub mod doctor;
 mod error;

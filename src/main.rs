@@ -5,22 +5,24 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tessera::cli::{Cli, Command};
-use tessera::{Result, data_cmd, doctor, evaluate, export, predict, train};
+use tessera::{Result, console, data_cmd, doctor, evaluate, export, predict, train};
 
 fn main() -> ExitCode {
     // Usage errors exit with 2 here, as --help and --version exit with 0.
     let cli = Cli::parse();
-    match run(&cli.command) {
-        Ok(code) => code,
-        Err(error) => {
+    // A panic is a fault of ours; it has told its place, and the run has failed.
+    match std::panic::catch_unwind(|| run(&cli.command)) {
+        Err(_) => ExitCode::FAILURE,
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => {
             let mut told = error.to_string();
-            eprintln!("error: {told}");
+            console::tell(format_args!("error: {told}"));
             let mut cause = error.source();
             while let Some(reason) = cause {
                 // Many messages hold their cause already; nothing is told twice.
                 let text = reason.to_string();
                 if !told.contains(&text) {
-                    eprintln!("  because: {text}");
+                    console::tell(format_args!("  because: {text}"));
                     told = text;
                 }
                 cause = reason.source();
@@ -45,9 +47,9 @@ fn run(command: &Command) -> Result<ExitCode> {
             if args.json {
                 let text =
                     serde_json::to_string_pretty(&report).expect("a report has string keys only");
-                println!("{text}");
+                console::print(text + "\n")?;
             } else {
-                print!("{report}");
+                console::print(report)?;
             }
         }
     }

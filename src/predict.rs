@@ -11,8 +11,9 @@ use tessera_data::{Batch, Event};
 use tessera_dense::sigmoid;
 
 use crate::cli::{self, Split};
-use crate::source::{self, Batches};
-use crate::{Error, Result, evaluate};
+use crate::signals::Signals;
+use crate::source::{self, Batches, Next};
+use crate::{Error, Result, console, evaluate};
 
 /// Runs `tessera predict`.
 ///
@@ -20,16 +21,18 @@ use crate::{Error, Result, evaluate};
 pub fn run(args: &cli::Predict) -> Result<()> {
     let (config, mut model) = evaluate::load(&args.config, &args.checkpoint)?;
     let spec = source::required(&config, Split::Eval)?;
-    let mut batches = Batches::eval(&config, spec)?;
+    // Half a file is worth nothing, so that a signal may end the process at once.
+    let signals = Signals::default();
+    let Some(mut batches) = Batches::eval(&config, spec, &signals)? else { return Ok(()) };
     let mut writer = Scores::create(&args.out)?;
-    while let Some(event) = batches.next_event()? {
+    while let Next::Event(event) = batches.next()? {
         if let Event::Batch { batch, .. } = event {
             let logits = model.predict(&batch)?;
             writer.write(&batch, logits)?;
         }
     }
     let samples = writer.finish()?;
-    eprintln!("wrote {samples} scores to {}", args.out.display());
+    console::tell(format_args!("wrote {samples} scores to {}", args.out.display()));
     Ok(())
 }
 

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::console;
+
 /// Where a run stands.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
@@ -96,18 +98,18 @@ impl Progress {
                 let seconds = total.saturating_sub(at.samples) as f64 / speed.max(1e-9);
                 format!(", {} left", duration(seconds))
             });
-            eprintln!(
+            console::tell(format_args!(
                 "step {} epoch {}: loss {:.5}{ne}, {} samples, {speed:.0} samples/s{left}",
                 at.step, at.epoch, at.loss, at.samples
-            );
+            ));
         }
     }
 
     /// A line for people, between steps.
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| console::tell(line)),
+            None => console::tell(line),
         }
     }
 

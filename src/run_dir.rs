@@ -1,13 +1,13 @@
 //! The folder of a run: `config.toml`, `steps.jsonl`, `summary.json`, `checkpoints/`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Best;
+use crate::checkpoint::{Best, LAST};
 use crate::evaluation::Evaluation;
 use crate::{Error, Result};
 
@@ -62,10 +62,15 @@ pub struct Summary {
     pub version: &'static str,
 }
 
+/// Name of the note that names the weights file a run started from.
+const INIT: &str = "init.txt";
+
 /// An open run folder.
 pub struct RunDir {
     path: PathBuf,
     steps: BufWriter<File>,
+    /// Held until this value is dropped, or the process ends.
+    _lock: File,
 }
 
 impl RunDir {
@@ -88,23 +93,52 @@ impl RunDir {
     /// Errors: as [`Self::check_new`], or a folder that cannot be made.
     pub fn create(path: &Path) -> Result<Self> {
         Self::check_new(path)?;
-        Self::open(path, None)
+        Self::open(path, None, || Ok(()))
     }
 
-    /// The folder of a run that goes on after step `step`: later lines of `steps.jsonl` are cut.
+    /// The folder of a run that goes on after step `step`: later lines of `steps.jsonl` are cut,
+    /// after `before_cut` has moved the pointers to checkpoints. In that order a crash between
+    /// the two leaves lines that the next resumption cuts, never a hole.
     ///
-    /// Errors: a folder or file that cannot be written.
-    pub fn resume(path: &Path, step: u64) -> Result<Self> {
-        Self::open(path, Some(step))
+    /// Errors: a folder in use by another process, or one that cannot be written.
+    pub fn resume(path: &Path, step: u64, before_cut: impl FnOnce() -> Result<()>) -> Result<Self> {
+        Self::open(path, Some(step), before_cut)
     }
 
-    fn open(path: &Path, after: Option<u64>) -> Result<Self> {
+    /// Whether `path` is a run's folder in which no checkpoint was written yet.
+    #[must_use]
+    pub fn is_begun(path: &Path) -> bool {
+        path.join("steps.jsonl").is_file() && !path.join("checkpoints").join(LAST).exists()
+    }
+
+    /// Takes the folder for this process; a second run in it is refused until it ends.
+    fn lock(path: &Path) -> Result<File> {
+        let file = path.join(".lock");
+        let failed = |source| Error::Write { path: file.clone(), source };
+        let lock = File::create(&file).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(lock),
+            Err(TryLockError::WouldBlock) => Err(Error::Usage(format!(
+                "{}: another process is training in this folder",
+                path.display()
+            ))),
+            Err(TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
+
+    fn open(
+        path: &Path,
+        after: Option<u64>,
+        before_cut: impl FnOnce() -> Result<()>,
+    ) -> Result<Self> {
         let wrote = |path: &Path| {
             let path = path.to_path_buf();
             move |source| Error::Write { path, source }
         };
         let checkpoints = path.join("checkpoints");
         fs::create_dir_all(&checkpoints).map_err(wrote(&checkpoints))?;
+        let lock = Self::lock(path)?;
+        before_cut()?;
         let file = path.join("steps.jsonl");
         let mut steps = OpenOptions::new()
             .read(true)
@@ -119,7 +153,7 @@ impl RunDir {
         };
         steps.set_len(keep).map_err(wrote(&file))?;
         steps.seek(SeekFrom::End(0)).map_err(wrote(&file))?;
-        Ok(Self { path: path.into(), steps: BufWriter::new(steps) })
+        Ok(Self { path: path.into(), steps: BufWriter::new(steps), _lock: lock })
     }
 
     /// The folder.
@@ -132,6 +166,28 @@ impl RunDir {
     #[must_use]
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
+    }
+
+    /// Notes the weights file that this run started from, for a resumption before its first
+    /// checkpoint.
+    ///
+    /// Errors: a failed write.
+    pub fn started_from(&self, weights: &Path) -> Result<()> {
+        let weights = std::path::absolute(weights)
+            .map_err(|source| Error::Read { path: weights.into(), source })?;
+        self.replace(INIT, weights.as_os_str().as_encoded_bytes())
+    }
+
+    /// The weights file that the run in `path` started from, if it did.
+    ///
+    /// Errors: a note that cannot be read.
+    pub fn weights_of(path: &Path) -> Result<Option<PathBuf>> {
+        let note = path.join(INIT);
+        match fs::read_to_string(&note) {
+            Ok(text) => Ok(Some(text.into())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::Read { path: note, source }),
+        }
     }
 
     /// Appends a line to `steps.jsonl`.
@@ -244,7 +300,7 @@ mod tests {
         let path = folder.path().join("steps.jsonl");
         let mut torn = OpenOptions::new().append(true).open(&path).unwrap();
         torn.write_all(b"{\"step\":6,\"ep").unwrap();
-        let mut run = RunDir::resume(folder.path(), 3).unwrap();
+        let mut run = RunDir::resume(folder.path(), 3, || Ok(())).unwrap();
         run.step(&line(4)).unwrap();
         run.flush().unwrap();
         let text = fs::read_to_string(&path).unwrap();

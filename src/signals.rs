@@ -1,7 +1,7 @@
 //! Ctrl-C and SIGTERM: asked for at the end of each step, so that a checkpoint is one moment.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -10,7 +10,12 @@ use crate::{Error, Result};
 
 /// Whether the user asked the run to end.
 #[derive(Clone, Debug, Default)]
-pub struct Signals(Arc<AtomicUsize>);
+pub struct Signals {
+    /// Number of the last signal; 0 before any.
+    last: Arc<AtomicUsize>,
+    /// Set by any signal, for readers that a signal must interrupt.
+    stop: Arc<AtomicBool>,
+}
 
 /// A signal that ends a run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +61,23 @@ impl Signals {
             flag::register_conditional_shutdown(signal, code, Arc::clone(&caught))
                 .map_err(failed)?;
             flag::register(signal, caught).map_err(failed)?;
-            flag::register_usize(signal, Arc::clone(&signals.0), signal as usize)
+            flag::register(signal, Arc::clone(&signals.stop)).map_err(failed)?;
+            flag::register_usize(signal, Arc::clone(&signals.last), signal as usize)
                 .map_err(failed)?;
         }
         Ok(signals)
     }
 
+    /// A flag that any signal sets.
+    #[must_use]
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
     /// The signal that arrived last, if any did.
     #[must_use]
     pub fn received(&self) -> Option<Signal> {
-        match i32::try_from(self.0.load(Ordering::Relaxed)) {
+        match i32::try_from(self.last.load(Ordering::Relaxed)) {
             Ok(SIGINT) => Some(Signal::Interrupt),
             Ok(SIGTERM) => Some(Signal::Terminate),
             _ => None,

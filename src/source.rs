@@ -1,12 +1,13 @@
 //! From a configuration to the data it names.
 
 use tessera_data::{
-    BatchStream, DataMetrics, Event, FeatureSpec, Position, Prefetch, Schema, Shuffle, SourceSpec,
-    StreamOptions, ceiling_auc,
+    BatchStream, DataError, DataMetrics, Event, FeatureSpec, Position, Prefetch, Schema, Shuffle,
+    SourceSpec, StreamOptions, Waited, ceiling_auc,
 };
 
 use crate::cli::Split;
 use crate::config::{Config, PipelineConfig, PipelineMode};
+use crate::signals::Signals;
 use crate::{Error, Result};
 
 /// Samples that the ceiling AUC of synthetic data is computed over, at the most.
@@ -93,10 +94,11 @@ pub fn ceiling(config: &Config) -> Result<Option<f64>> {
     }
 }
 
-/// Batches in the order of the data.
-pub struct Batches {
+/// Batches in the order of the data. A signal interrupts reading and waiting.
+pub struct Batches<'s> {
     reading: Reading,
     epoch_samples: Option<u64>,
+    signals: &'s Signals,
 }
 
 enum Reading {
@@ -106,11 +108,27 @@ enum Reading {
     Prefetch(Prefetch),
 }
 
-impl Batches {
-    /// The training batches of a configuration from `start` on.
+/// What comes next.
+pub enum Next {
+    /// A batch, or the end of an epoch.
+    Event(Event),
+    /// Nothing: the last epoch is over.
+    End,
+    /// Nothing yet: a signal came first.
+    Stopped,
+}
+
+impl<'s> Batches<'s> {
+    /// The training batches of a configuration from `start` on; `None` when a signal came on the
+    /// way there.
     ///
     /// Errors: data that cannot be opened.
-    pub fn train(config: &Config, start: Position, metrics: &DataMetrics) -> Result<Self> {
+    pub fn train(
+        config: &Config,
+        start: Position,
+        metrics: &DataMetrics,
+        signals: &'s Signals,
+    ) -> Result<Option<Self>> {
         let options = StreamOptions {
             batch_size: config.data.batch_size,
             epochs: Some(config.train.epochs),
@@ -120,16 +138,16 @@ impl Batches {
             }),
             start,
         };
-        Self::open(required(config, Split::Train)?, options, config.pipeline, metrics)
+        Self::open(required(config, Split::Train)?, options, config.pipeline, metrics, signals)
     }
 
-    /// One pass over the evaluation batches.
+    /// One pass over the evaluation batches; `None` when a signal came.
     ///
     /// Errors: data that cannot be opened.
-    pub fn eval(config: &Config, spec: SourceSpec) -> Result<Self> {
+    pub fn eval(config: &Config, spec: SourceSpec, signals: &'s Signals) -> Result<Option<Self>> {
         let options = StreamOptions::one_epoch(config.data.eval_batch_size);
         // Evaluations do not count as training in the data metrics.
-        Self::open(spec, options, config.pipeline, &DataMetrics::unregistered())
+        Self::open(spec, options, config.pipeline, &DataMetrics::unregistered(), signals)
     }
 
     fn open(
@@ -137,8 +155,13 @@ impl Batches {
         options: StreamOptions,
         pipeline: PipelineConfig,
         metrics: &DataMetrics,
-    ) -> Result<Self> {
-        let stream = BatchStream::new(spec, options, metrics.clone())?;
+        signals: &'s Signals,
+    ) -> Result<Option<Self>> {
+        let stop = signals.stop();
+        let stream = match BatchStream::new_cancellable(spec, options, metrics.clone(), stop) {
+            Err(DataError::Cancelled) => return Ok(None),
+            opened => opened?,
+        };
         let epoch_samples = stream.epoch_samples();
         let reading = match pipeline.mode {
             PipelineMode::Prefetch => {
@@ -146,7 +169,7 @@ impl Batches {
             }
             PipelineMode::Serial => Reading::Serial(Box::new(stream)),
         };
-        Ok(Self { reading, epoch_samples })
+        Ok(Some(Self { reading, epoch_samples, signals }))
     }
 
     /// Samples of an epoch, if the data tells without being read.
@@ -155,13 +178,23 @@ impl Batches {
         self.epoch_samples
     }
 
-    /// The next batch or end of an epoch; `None` after the last.
+    /// The next batch or end of an epoch.
     ///
     /// Errors: bad data, by file and row.
-    pub fn next_event(&mut self) -> Result<Option<Event>> {
-        Ok(match &mut self.reading {
-            Reading::Serial(stream) => stream.next_event()?,
-            Reading::Prefetch(prefetch) => prefetch.next_event()?,
+    pub fn next(&mut self) -> Result<Next> {
+        let waited = match &mut self.reading {
+            Reading::Serial(stream) => {
+                stream.next_event().map(|event| event.map_or(Waited::End, Waited::Event))
+            }
+            Reading::Prefetch(prefetch) => {
+                prefetch.next_event_unless(|| self.signals.received().is_some())
+            }
+        };
+        Ok(match waited {
+            Err(DataError::Cancelled) | Ok(Waited::Stopped) => Next::Stopped,
+            Ok(Waited::Event(event)) => Next::Event(event),
+            Ok(Waited::End) => Next::End,
+            Err(error) => return Err(error.into()),
         })
     }
 }

@@ -6,7 +6,6 @@ use prometheus::Registry;
 use tessera_data::Event;
 use tessera_device::Cpu;
 
-use crate::Result;
 use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST};
 use crate::cli;
 use crate::config::Config;
@@ -17,8 +16,9 @@ use crate::progress::{Progress, Standing};
 use crate::run_dir::{RunDir, Summary};
 use crate::serve::{Health, MetricsServer};
 use crate::signals::{Signal, Signals};
-use crate::source::{self, Batches};
+use crate::source::{self, Batches, Next};
 use crate::trainer::{Evaluated, Trainer};
+use crate::{Error, Result, console};
 
 /// Why a run ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,27 +55,79 @@ impl Ended {
 /// Errors: whatever stopped the run; what had been checkpointed stays whole.
 pub fn run(args: &cli::Train) -> Result<Ended> {
     let config = Config::load(&args.config.config, &args.config.set)?;
-    let resumed = args.resume.as_deref().map(Checkpoint::find).transpose()?;
-    let out = Out::choose(args, resumed.as_ref())?;
+    one_rank(|name| std::env::var(name).ok())?;
+    let start = Start::choose(args)?;
+    let out = Out::choose(args, &start)?;
     let signals = Signals::catch()?;
     let device = Cpu::new(config.threads)?;
-    train_on(&device, &config, args, resumed.as_ref(), &out, &signals)
+    train_on(&device, &config, &start, &out, &signals)
+}
+
+/// Refuses a launcher that started several processes: each would be a run of its own.
+fn one_rank(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+    // Open MPI, MPICH and other PMI launchers, Slurm's srun, torchrun.
+    for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
+        let size = variable(name).and_then(|size| size.parse::<u64>().ok());
+        if let Some(size) = size.filter(|&size| size > 1) {
+            return Err(Error::Usage(format!(
+                "parallel.ranks is 1, but the launcher started {size} ranks ({name})"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Where a run begins.
+enum Start {
+    /// At first values, or at those of a weights file.
+    Fresh { weights: Option<PathBuf> },
+    /// In the folder of a run that ended before its first checkpoint: at its beginning.
+    Again { run: PathBuf, weights: Option<PathBuf> },
+    /// At a checkpoint.
+    Resumed(Checkpoint),
+}
+
+impl Start {
+    fn choose(args: &cli::Train) -> Result<Self> {
+        Ok(match &args.resume {
+            None => Self::Fresh { weights: args.init.clone() },
+            Some(run) if RunDir::is_begun(run) => {
+                Self::Again { run: run.clone(), weights: RunDir::weights_of(run)? }
+            }
+            Some(path) => Self::Resumed(Checkpoint::find(path)?),
+        })
+    }
+
+    /// The folder of the run that goes on.
+    fn run(&self) -> Option<PathBuf> {
+        match self {
+            Self::Fresh { .. } => None,
+            Self::Again { run, .. } => Some(run.clone()),
+            Self::Resumed(checkpoint) => {
+                let folder = std::path::absolute(&checkpoint.folder).ok()?;
+                Some(folder.parent()?.parent()?.to_path_buf())
+            }
+        }
+    }
+
+    fn weights(&self) -> Option<&Path> {
+        match self {
+            Self::Fresh { weights } | Self::Again { weights, .. } => weights.as_deref(),
+            Self::Resumed(_) => None,
+        }
+    }
 }
 
 /// The run's folder and what it is to this run.
 struct Out {
     path: PathBuf,
-    /// Whether the resumed checkpoint lies in it.
+    /// Whether the run that goes on lies in it.
     same_run: bool,
 }
 
 impl Out {
-    fn choose(args: &cli::Train, resumed: Option<&Checkpoint>) -> Result<Self> {
-        let run_of = |checkpoint: &Checkpoint| {
-            let folder = std::path::absolute(&checkpoint.folder).ok()?;
-            Some(folder.parent()?.parent()?.to_path_buf())
-        };
-        let resumed_run = resumed.and_then(run_of);
+    fn choose(args: &cli::Train, start: &Start) -> Result<Self> {
+        let resumed_run = start.run();
         let path = match (&args.out, &resumed_run) {
             (Some(out), _) => out.clone(),
             (None, Some(run)) => run.clone(),
@@ -102,42 +154,54 @@ fn free_folder(config: &Path) -> PathBuf {
 fn train_on<D: ModelDevice>(
     device: &D,
     config: &Config,
-    args: &cli::Train,
-    resumed: Option<&Checkpoint>,
+    start: &Start,
     out: &Out,
     signals: &Signals,
 ) -> Result<Ended> {
     let registry = Registry::new();
-    let loaded = resumed.is_some() || args.init.is_some();
-    let first = if loaded { FirstValues::Loaded } else { FirstValues::Drawn };
+    let drawn =
+        matches!(start, Start::Fresh { weights: None } | Start::Again { weights: None, .. });
+    let first = if drawn { FirstValues::Drawn } else { FirstValues::Loaded };
     let model = Model::new(device, config, first)?;
     let metrics = Metrics::register(&registry, model.table_names())?;
     let mut trainer = Trainer::new(config, &metrics, signals, model);
-    if let Some(checkpoint) = resumed {
+    if let Start::Resumed(checkpoint) = start {
         trainer.resume(checkpoint, out.same_run)?;
     }
-    if let Some(weights) = &args.init {
+    if let Some(weights) = start.weights() {
         trainer.init(weights)?;
     }
-    let batches = Batches::train(config, trainer.moment().position, &metrics.data)?;
+    let position = trainer.moment().position;
+    let Some(batches) = Batches::train(config, position, &metrics.data, signals)? else {
+        // Nothing was done since the checkpoint.
+        return Ok(signals.received().map_or(Ended::Done, Ended::Signal));
+    };
     let health = Health::default();
     let server = match &config.listen {
         Some(listen) => Some(MetricsServer::start(listen, registry, health.clone())?),
         None => None,
     };
     let mut run = if out.same_run {
-        RunDir::resume(&out.path, trainer.moment().step)?
+        let checkpoints = out.path.join("checkpoints");
+        let moment = trainer.moment();
+        RunDir::resume(&out.path, moment.step, || {
+            // From here on the checkpoint resumed is the last one, whatever came after it
+            // before. A best one that is gone is no longer pointed at.
+            if let Start::Resumed(_) = start {
+                checkpoint::point(&Disk, &checkpoints, LAST, moment.step)?;
+            }
+            match &moment.best {
+                Some(best) if checkpoints.join(checkpoint::step_dir(best.step)).is_dir() => {
+                    checkpoint::point(&Disk, &checkpoints, BEST, best.step)
+                }
+                _ => checkpoint::unpoint(&checkpoints, BEST),
+            }
+        })?
     } else {
         RunDir::create(&out.path)?
     };
-    if out.same_run {
-        // From here on the checkpoint resumed is the last one, whatever came after it before.
-        let moment = trainer.moment();
-        checkpoint::point(&Disk, &run.checkpoints(), LAST, moment.step)?;
-        match &moment.best {
-            Some(best) => checkpoint::point(&Disk, &run.checkpoints(), BEST, best.step)?,
-            None => checkpoint::unpoint(&run.checkpoints(), BEST)?,
-        }
+    if let Some(weights) = start.weights() {
+        run.started_from(weights)?;
     }
     run.config(&config.resolved)?;
     let mut progress = Progress::new(
@@ -175,15 +239,16 @@ fn train_on<D: ModelDevice>(
     };
     run.summary(&summary)?;
     run.flush()?;
-    report(&summary);
+    report(&summary)?;
     Ok(ended)
 }
 
 /// Samples of the whole run, if the data tells how many it has.
-fn samples_total(config: &Config, batches: &Batches) -> Option<u64> {
+fn samples_total(config: &Config, batches: &Batches<'_>) -> Option<u64> {
     let epoch = batches.epoch_samples();
-    let by_epochs = epoch.map(|samples| samples * config.train.epochs);
-    let by_steps = config.train.max_steps.map(|steps| steps * config.data.batch_size as u64);
+    let by_epochs = epoch.map(|samples| samples.saturating_mul(config.train.epochs));
+    let by_steps =
+        (config.train.max_steps).map(|steps| steps.saturating_mul(config.data.batch_size as u64));
     match (by_epochs, by_steps) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -194,7 +259,7 @@ fn samples_total(config: &Config, batches: &Batches) -> Option<u64> {
 struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
     trainer: &'a mut Trainer<'t, D>,
-    batches: Batches,
+    batches: Batches<'a>,
     run: &'a mut RunDir,
     progress: &'a mut Progress,
     signals: &'a Signals,
@@ -220,11 +285,13 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 break Ended::Done;
             }
             let mut clock = Clock::start();
-            let event = self.batches.next_event()?;
+            let next = self.batches.next()?;
             clock.lap("read");
-            match event {
-                None => break Ended::Done,
-                Some(Event::Batch { batch, epoch, after }) => {
+            match next {
+                Next::End => break Ended::Done,
+                // The signal is found where the loop begins.
+                Next::Stopped => {}
+                Next::Event(Event::Batch { batch, epoch, after }) => {
                     let line = self.trainer.step(self.run, &batch, epoch, after, clock)?;
                     self.progress.step(&Standing {
                         step: line.step,
@@ -243,7 +310,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                         self.checkpoint(false)?;
                     }
                 }
-                Some(Event::EpochEnd { .. }) => {
+                Next::Event(Event::EpochEnd { .. }) => {
                     // Between epochs a metric that is followed is looked at too.
                     if self.config.train.early_stop.is_some() && !self.is_current(&evaluated) {
                         evaluated = self.evaluate()?;
@@ -314,15 +381,37 @@ fn due(every: Option<u64>, step: u64) -> bool {
 }
 
 /// The end of a run, for people.
-fn report(summary: &Summary) {
-    println!(
-        "{}: {} steps, {} samples, {:.0} samples/s",
+fn report(summary: &Summary) -> Result<()> {
+    let mut text = format!(
+        "{}: {} steps, {} samples, {:.0} samples/s\n",
         summary.ended, summary.steps, summary.samples, summary.samples_per_s
     );
     if let Some(evaluation) = &summary.eval {
-        println!("eval: {evaluation}");
+        text += &format!("eval: {evaluation}\n");
     }
     if let Some(auc) = summary.ceiling_auc {
-        println!("ceiling: AUC {auc:.4} (expected for the planted teacher's own probabilities)");
+        text += &format!(
+            "ceiling: AUC {auc:.4} (expected for the planted teacher's own probabilities)\n"
+        );
+    }
+    console::print(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_of_several_ranks_is_refused() {
+        let only = |name: &'static str, size: &'static str| {
+            move |asked: &str| (asked == name).then(|| size.to_owned())
+        };
+        assert!(one_rank(|_| None).is_ok());
+        assert!(one_rank(only("WORLD_SIZE", "1")).is_ok());
+        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
+            let error = one_rank(only(name, "2")).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains("started 2 ranks"), "{error}");
+        }
     }
 }

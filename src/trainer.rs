@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use tessera_data::{Batch, Position};
+use tessera_data::{Batch, Event, Position};
 use tessera_dense::Schedule;
 
 use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
 use crate::run_dir::{RunDir, StepLine};
 use crate::signals::Signals;
-use crate::source::{self, Batches};
+use crate::source::{self, Batches, Next};
 use crate::window::Window;
 use crate::{Error, Result};
 
@@ -225,7 +225,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             let metric = stop.metric.name().to_owned();
             self.moment.best = Some(Best { step: self.moment.step, metric, value });
             self.moment.evaluations_without_improvement = 0;
-        } else {
+        } else if value.is_some() {
             self.moment.evaluations_without_improvement += 1;
         }
         better
@@ -319,16 +319,23 @@ pub fn evaluate<D: ModelDevice>(
     signals: &Signals,
 ) -> Result<Evaluated> {
     let Some(spec) = source::spec(config, Split::Eval) else { return Ok(Evaluated::NoData) };
-    let mut batches = Batches::eval(config, spec)?;
+    let Some(mut batches) = Batches::eval(config, spec, signals)? else {
+        return Ok(Evaluated::Interrupted);
+    };
     let mut evaluator = Evaluator::new(config.data.group.is_some());
-    while let Some(event) = batches.next_event()? {
+    loop {
         if signals.received().is_some() {
             return Ok(Evaluated::Interrupted);
         }
-        if let tessera_data::Event::Batch { batch, .. } = event {
-            model.check_labels(&batch)?;
-            let logits = model.predict(&batch)?;
-            evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());
+        match batches.next()? {
+            Next::End => break,
+            Next::Stopped => return Ok(Evaluated::Interrupted),
+            Next::Event(Event::EpochEnd { .. }) => {}
+            Next::Event(Event::Batch { batch, .. }) => {
+                model.check_labels(&batch)?;
+                let logits = model.predict(&batch)?;
+                evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());
+            }
         }
     }
     Ok(Evaluated::Done(evaluator.finish()))

@@ -105,16 +105,40 @@ fn killed_or_asked_to_end_it_goes_on_with_the_same_bits() {
     assert_eq!(project.summary("parts")["ended"], "done");
 }
 
+/// Once, such a folder could be neither resumed (no checkpoint) nor used anew (not empty).
 #[test]
-fn killed_before_its_first_checkpoint_a_run_cannot_be_resumed() {
+fn killed_before_its_first_checkpoint_a_run_begins_again_where_it_began() {
     let project = project(Source::Raw);
-    let long = "--set train.epochs=5000";
-    let mut run = project.start(&format!("train config.toml --out run {long}"));
-    run.wait_for("steps", || (project.steps_so_far("run") >= 3).then_some(()));
-    run.signal(libc::SIGKILL);
-    run.end();
-    let ran = project.run(&format!("train config.toml --resume run {long}"));
-    ran.says(2, &["run is neither a checkpoint", "nor a run's folder (no checkpoints/last)"]);
+    project.ok("train config.toml --out first");
+    project.ok("export --checkpoint first --out weights.safetensors");
+    for (name, init) in [("drawn", ""), ("given", "--init weights.safetensors")] {
+        project.ok(&format!("train config.toml {init} --out whole-{name}"));
+        let long = "--set train.epochs=5000";
+        let mut run = project.start(&format!("train config.toml {init} --out {name} {long}"));
+        run.wait_for("steps", || (project.steps_so_far(name) >= 3).then_some(()));
+        // As long as it lives, nobody else trains in its folder.
+        let second = project.run(&format!("train config.toml --resume {name} {long}"));
+        second.says(2, &["another process is training in this folder"]);
+        run.signal(libc::SIGKILL);
+        run.end();
+        project.ok(&format!("train config.toml --resume {name}"));
+        assert_eq!(project.steps(name), project.steps(&format!("whole-{name}")));
+        assert!(project.export(name) == project.export(&format!("whole-{name}")));
+    }
+}
+
+/// Once, a reader that closed the pipe (`| head -1`) took the run down, and its checkpoint with it.
+#[test]
+fn a_run_goes_on_when_nobody_reads_what_it_tells() {
+    let project = project(Source::Raw);
+    let mut command = project.command("train config.toml --out run --set train.log_every=1");
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(project.steps("run").len(), 20);
+    assert_eq!(project.pointer("run", "last"), 20);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::manifest::{Manifest, Shard, VERSION};
 use super::{BEST, LAST, MANIFEST};
 use crate::config::Config;
 use crate::safetensors_io::{CHUNK_BYTES, TensorFile};
-use crate::tensors::{Dtype, WriteTensors, convert, element_bytes};
+use crate::tensors::{Dtype, Tensor, WriteTensors, convert, element_bytes};
 use crate::{Error, Result};
 
 /// A checkpoint on disk whose manifest has been read.
@@ -99,14 +99,19 @@ impl Checkpoint {
         let path = self.folder.join(&shard.file);
         let file = TensorFile::open(&path)?;
         for piece in &shard.pieces {
-            let rows = file.tensor(&piece.tensor).map(|stored| stored.shape[0] as u64);
-            if rows != Some(piece.rows) {
-                let reason = format!(
-                    "holds {} rows of {}, the manifest says {}",
-                    rows.unwrap_or(0),
-                    piece.tensor,
-                    piece.rows
-                );
+            let entry = self.manifest.tensors.iter().find(|entry| entry.name == piece.tensor);
+            let wanted = entry.map(|entry| {
+                let mut shape = entry.shape.clone();
+                shape[0] = piece.rows;
+                (entry.dtype.clone(), shape)
+            });
+            let found = file.tensor(&piece.tensor).map(|stored| {
+                let shape: Vec<u64> = stored.shape.iter().map(|&n| n as u64).collect();
+                (stored.dtype.to_string(), shape)
+            });
+            if wanted.is_none() || wanted != found {
+                let reason =
+                    format!("holds {} as {found:?}, the manifest says {wanted:?}", piece.tensor);
                 return Err(Error::BadFile { path, reason });
             }
         }
@@ -119,25 +124,31 @@ impl Checkpoint {
         for piece in self.manifest.shards.iter().flat_map(|shard| &shard.pieces) {
             pieces.entry(&piece.tensor).or_default().push((piece.first_row, piece.rows));
         }
+        let bad = |reason: String| Err(Error::BadFile { path: self.folder.join(MANIFEST), reason });
         for tensor in &self.manifest.tensors {
+            let Some(&wanted) = tensor.shape.first() else {
+                return bad(format!("{} has no rows in its shape", tensor.name));
+            };
             let mut rows = pieces.remove(tensor.name.as_str()).unwrap_or_default();
             rows.sort_unstable();
             let mut next = 0;
             for (first, count) in rows {
                 if first != next {
-                    break;
+                    return bad(format!(
+                        "{}: a piece from row {first} follows row {next}",
+                        tensor.name
+                    ));
                 }
                 next += count;
             }
-            let wanted = tensor.shape.first().copied().unwrap_or(1);
             if next != wanted {
-                return Err(Error::BadFile {
-                    path: self.folder.join(MANIFEST),
-                    reason: format!("{}: rows {next} to {wanted} are in no shard", tensor.name),
-                });
+                return bad(format!("{}: rows {next} to {wanted} are in no shard", tensor.name));
             }
         }
-        Ok(())
+        match pieces.keys().next() {
+            Some(name) => bad(format!("a shard holds {name}, which is no tensor of the model")),
+            None => Ok(()),
+        }
     }
 
     /// Reads all tensors into `model`.
@@ -263,18 +274,52 @@ pub fn init(path: &Path, model: &mut dyn WriteTensors) -> Result<()> {
     }
     drop(known);
     mismatch(path, faults)?;
-    let mut bytes = Vec::new();
-    for (index, tensor) in model.tensors().to_vec().into_iter().enumerate() {
-        let Some(stored) = file.tensor(&tensor.name) else { continue };
-        let row_bytes = tensor.shape[1..].iter().product::<usize>() * element_bytes(stored.dtype);
-        for rows in chunks(tensor.rows(), row_bytes) {
-            bytes.clear();
-            file.read(stored, rows.start * row_bytes..rows.end * row_bytes, &mut bytes)?;
-            let converted = convert(&bytes, stored.dtype, tensor.dtype).expect("floats, checked");
-            model.write_rows(index, rows, &converted)?;
-        }
+    // All values are looked at before the first is written.
+    for tensor in model.tensors() {
+        pieces(&file, tensor, |rows, bytes| finite(path, tensor, rows, bytes))?;
+    }
+    for (index, tensor) in model.tensors().to_vec().iter().enumerate() {
+        pieces(&file, tensor, |rows, bytes| model.write_rows(index, rows, bytes))?;
     }
     Ok(())
+}
+
+/// Hands all rows of `tensor`, as the model's type, to `take` piece by piece, if the file has it.
+fn pieces(
+    file: &TensorFile,
+    tensor: &Tensor,
+    mut take: impl FnMut(Range<usize>, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let Some(stored) = file.tensor(&tensor.name) else { return Ok(()) };
+    let row_bytes = tensor.shape[1..].iter().product::<usize>() * element_bytes(stored.dtype);
+    let mut bytes = Vec::new();
+    for rows in chunks(tensor.rows(), row_bytes) {
+        bytes.clear();
+        file.read(stored, rows.start * row_bytes..rows.end * row_bytes, &mut bytes)?;
+        let converted = convert(&bytes, stored.dtype, tensor.dtype).expect("floats, checked");
+        take(rows, &converted)?;
+    }
+    Ok(())
+}
+
+/// Refuses values that are not finite in the type that the model stores.
+fn finite(path: &Path, tensor: &Tensor, rows: Range<usize>, bytes: &[u8]) -> Result<()> {
+    let values = convert(bytes, tensor.dtype, Dtype::F32).expect("a model holds floats");
+    let values = values.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let Some((at, value)) = values.enumerate().find(|(_, value)| !value.is_finite()) else {
+        return Ok(());
+    };
+    let width = tensor.shape[1..].iter().product::<usize>();
+    Err(Error::BadFile {
+        path: path.into(),
+        reason: format!(
+            "{} row {} column {} is {value} as {}",
+            tensor.name,
+            rows.start + at / width,
+            at % width,
+            tensor.dtype
+        ),
+    })
 }
 
 fn is_float(dtype: Dtype) -> bool {

@@ -33,12 +33,19 @@ const SPARSE: &[(&str, SparseKind)] = &[
     ("ftrl", SparseKind::Ftrl),
 ];
 
+/// Whether a number survives the one rounding to float32 in which kernels use it: it must stay
+/// finite, and only zero may become zero.
+pub(super) fn single(x: f64) -> bool {
+    let rounded = x as f32;
+    rounded.is_finite() && (rounded != 0.0 || x == 0.0)
+}
+
 fn positive(section: &mut Section<'_>, key: &str, default: f64) -> f64 {
-    section.number(key, default, |x| x > 0.0, "above 0")
+    section.number(key, default, |x| x > 0.0 && single(x), "above 0 and within float32")
 }
 
 fn from_zero(section: &mut Section<'_>, key: &str, default: f64) -> f64 {
-    section.number(key, default, |x| x >= 0.0, "at least 0")
+    section.number(key, default, |x| x >= 0.0 && single(x), "at least 0 and within float32")
 }
 
 fn below_one(section: &mut Section<'_>, key: &str, default: f64) -> f64 {
@@ -47,8 +54,8 @@ fn below_one(section: &mut Section<'_>, key: &str, default: f64) -> f64 {
 
 fn learning_rate(section: &mut Section<'_>) -> f64 {
     let lr = section.required("lr", 0.0f64);
-    if lr < 0.0 {
-        section.fault("lr", format!("must be at least 0, is {lr}"));
+    if lr < 0.0 || !single(lr) {
+        section.fault("lr", format!("must be at least 0 and within float32, is {lr}"));
     }
     lr
 }
@@ -224,8 +231,8 @@ pub(super) fn clip(section: &mut Section<'_>) -> ClipConfig {
     let norm = section.optional::<f64>("clip_norm");
     let value = section.optional::<f64>("clip_value");
     for (key, given) in [("clip_norm", norm), ("clip_value", value)] {
-        if given.is_some_and(|limit| limit <= 0.0) {
-            section.fault(key, "must be above 0");
+        if given.is_some_and(|limit| limit <= 0.0 || !single(limit)) {
+            section.fault(key, "must be above 0 and within float32");
         }
     }
     match (norm, value) {

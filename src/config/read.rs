@@ -17,6 +17,9 @@ use super::{
 /// Most worker threads: more than any one machine has cores, few enough to start at once.
 const THREADS_MAX: usize = 4096;
 
+/// Most batches read ahead.
+const DEPTH_MAX: usize = 1024;
+
 /// Reads the whole configuration. Only without a fault may the result be used.
 pub(super) fn config(mut root: Section<'_>) -> Config {
     let seed = root.or("seed", 0u64);
@@ -121,7 +124,9 @@ fn pipeline(mut section: Section<'_>) -> PipelineConfig {
             NonZeroUsize::MIN
         }
         PipelineMode::Prefetch => {
-            NonZeroUsize::new(section.at_least_one("depth", 4usize)).unwrap_or(NonZeroUsize::MIN)
+            let depth = section.at_least_one("depth", 4usize);
+            section.at_most("depth", depth, DEPTH_MAX);
+            NonZeroUsize::new(depth).unwrap_or(NonZeroUsize::MIN)
         }
     };
     if section.at_least_one("micro_batches", 1u64) != 1 {

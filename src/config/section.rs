@@ -222,6 +222,13 @@ impl<'a> Section<'a> {
         value
     }
 
+    /// A fault if `value` of `key` is above `max`.
+    pub(super) fn at_most(&self, key: &str, value: usize, max: usize) {
+        if value > max {
+            self.fault(key, format!("must be at most {max}, is {value}"));
+        }
+    }
+
     /// A whole number of at least 1.
     pub(super) fn at_least_one<T: FromValue + PartialEq + From<u8>>(
         &mut self,

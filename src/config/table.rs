@@ -83,6 +83,9 @@ pub(super) fn table(
     TableConfig { name, rows, dim, features, hots, pooling, weighted, precision, init, optimizer }
 }
 
+/// Most ids in a bag of a fixed number of ids: a batch of such bags must fit memory.
+const HOTS_MAX: usize = 1 << 16;
+
 /// `hots`: one number for all features of a table, or one each.
 fn hots(section: &mut Section<'_>, features: usize) -> Vec<usize> {
     let is_list = section.entries().get("hots").is_some_and(toml::Value::is_array);
@@ -91,6 +94,9 @@ fn hots(section: &mut Section<'_>, features: usize) -> Vec<usize> {
     } else {
         vec![section.or("hots", 1); features]
     };
+    for &hots in &hots {
+        section.at_most("hots", hots, HOTS_MAX);
+    }
     if hots.len() != features {
         section.fault("hots", format!("{} numbers for {features} features", hots.len()));
         return vec![1; features];
@@ -122,11 +128,11 @@ fn own_optimizer(
     optimizer::sparse(own, shared.replicas).unwrap_or(PLACEHOLDER)
 }
 
-/// Rule of numbers that tables hold in float32.
-const SINGLE: &str = "at least 0 and within float32";
+/// Rule of the numbers that first values are made of.
+const FROM_ZERO: &str = "at least 0 and within float32";
 
-fn single(x: f64) -> bool {
-    (0.0..=f64::from(f32::MAX)).contains(&x)
+fn from_zero(x: f64) -> bool {
+    x >= 0.0 && optimizer::single(x)
 }
 
 fn init(mut section: Section<'_>) -> Init {
@@ -141,13 +147,13 @@ fn init(mut section: Section<'_>) -> Init {
     let init = match kind {
         Kind::Uniform => {
             let scale = section.optional::<f64>("scale");
-            if scale.is_some_and(|scale| !single(scale)) {
-                section.fault("scale", format!("must be {SINGLE}"));
+            if scale.is_some_and(|scale| !from_zero(scale)) {
+                section.fault("scale", format!("must be {FROM_ZERO}"));
             }
             Init::Uniform { scale: scale.map(|scale| scale as f32) }
         }
         Kind::Normal => {
-            let std = section.number("std", 0.01, single, SINGLE) as f32;
+            let std = section.number("std", 0.01, from_zero, FROM_ZERO) as f32;
             Init::Normal { std }
         }
         Kind::Zero => Init::Zero,

@@ -9,7 +9,7 @@ use tessera::metrics::Metrics;
 use tessera::model::{Clock, FirstValues, Model};
 use tessera::run_dir::RunDir;
 use tessera::signals::Signals;
-use tessera::source::Batches;
+use tessera::source::{Batches, Next};
 use tessera::trainer::Trainer;
 use tessera_data::Event;
 use tessera_device::Cpu;
@@ -104,14 +104,15 @@ fn train(project: &Project, set: &[&str]) -> (Page, Option<String>) {
     let signals = Signals::default();
     let mut trainer = Trainer::new(&config, &metrics, &signals, model);
     let mut run = RunDir::create(&project.path("run")).unwrap();
-    let mut batches = Batches::train(&config, trainer.moment().position, &metrics.data).unwrap();
+    let position = trainer.moment().position;
+    let mut batches = Batches::train(&config, position, &metrics.data, &signals).unwrap().unwrap();
     let mut go = || -> tessera::Result<()> {
         loop {
             let clock = Clock::start();
-            match batches.next_event()? {
-                None => return trainer.checkpoint(&mut run, false),
-                Some(Event::EpochEnd { .. }) => {}
-                Some(Event::Batch { batch, epoch, after }) => {
+            match batches.next()? {
+                Next::End | Next::Stopped => return trainer.checkpoint(&mut run, false),
+                Next::Event(Event::EpochEnd { .. }) => {}
+                Next::Event(Event::Batch { batch, epoch, after }) => {
                     trainer.step(&mut run, &batch, epoch, after, clock)?;
                 }
             }

@@ -228,7 +228,10 @@ fn types_and_choices_in_the_docs_are_those_of_the_code() {
             "whole number" => &[Value::Integer(-1), Value::Float(1.5)],
             "whole number from 1" => &[Value::Integer(0), Value::Integer(-1), Value::Float(1.5)],
             "whole number from 1 to 4096" => &[Value::Integer(0), Value::Integer(4097)],
-            "whole number or list" => &[Value::Integer(-1), Value::Boolean(true)],
+            "whole number from 1 to 1024" => &[Value::Integer(0), Value::Integer(1025)],
+            "whole number or list" => {
+                &[Value::Integer(-1), Value::Integer(65_537), Value::Boolean(true)]
+            }
             "number from 0" => &[Value::Float(-0.1), Value::Float(f64::NAN)],
             "number above 0" => &[Value::Float(0.0), Value::Float(f64::INFINITY)],
             "number from 0, below 1" => &[Value::Float(-0.1), Value::Float(1.0)],
