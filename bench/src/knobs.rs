@@ -217,13 +217,24 @@ pub enum ModelKnob {
     Dcn,
 }
 
+/// Dense optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)] // Their formulas are documented where they are implemented.
+pub enum DenseOptimizerKnob {
+    Sgd,
+    Adagrad,
+    Adam,
+}
+
 /// `step`.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct StepArgs {
     /// Training configuration: its model on its own data, reading included. Without one, the
     /// knobs make a model, and batches wait in memory
     #[arg(conflicts_with_all = ["tables", "rows", "dim", "pooling", "alpha", "weighted", "precision",
-        "optimizer", "table_set", "ids", "reuse", "model", "bottom", "top", "dump_ids"])]
+        "optimizer", "table_set", "ids", "reuse", "model", "bottom", "top", "dcn_rank", "dcn_layers",
+        "dense_optimizer", "seed", "dump_ids"])]
     pub config: Option<PathBuf>,
     /// Tables and ids.
     #[command(flatten)]
@@ -238,12 +249,15 @@ pub struct StepArgs {
     /// Widths of the top MLP, as 512-256-1
     #[arg(long)]
     pub top: Option<String>,
-    /// Rank of the cross layers
-    #[arg(long, default_value_t = 512)]
-    pub dcn_rank: usize,
-    /// Cross layers
-    #[arg(long, default_value_t = 3)]
-    pub dcn_layers: usize,
+    /// Rank of the cross layers of model dcn [default: 512]
+    #[arg(long)]
+    pub dcn_rank: Option<usize>,
+    /// Cross layers of model dcn [default: 3]
+    #[arg(long)]
+    pub dcn_layers: Option<usize>,
+    /// Optimizer of the dense network, with the usual hyper-parameters (lr 0.01, eps 1e-8)
+    #[arg(long, value_enum, default_value_t = DenseOptimizerKnob::Sgd)]
+    pub dense_optimizer: DenseOptimizerKnob,
     /// Measuring.
     #[command(flatten)]
     #[serde(flatten)]

@@ -12,6 +12,7 @@ pub mod document;
 pub mod draw;
 pub mod drive;
 mod error;
+pub mod feed;
 pub mod gather;
 pub mod knobs;
 pub mod machine;

@@ -17,10 +17,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tessera::config::Config;
-use tessera::source::Batches;
-use tessera_data::{Batch, BatchParts, DataMetrics, Event, Jagged, Position, RawId};
+use tessera_data::{Batch, BatchParts, DataMetrics, Event, Jagged, RawId};
 
 use crate::draw::{Law, Rng};
+use crate::feed::Feed;
 use crate::knobs::{Hots, TableKnobs};
 use crate::tables::{self, Table};
 use crate::{BenchError, Result};
@@ -72,17 +72,38 @@ pub fn requests(tables: &[Table], knobs: &TableKnobs, draw: Draw) -> Result<Vec<
         return Err(BenchError::usage("--batch and --requests must be at least 1"));
     }
     if let Some(path) = &knobs.ids {
-        return match path.extension().and_then(|extension| extension.to_str()) {
+        let requests = match path.extension().and_then(|extension| extension.to_str()) {
             Some("toml") => of_config(path, tables, draw),
             Some("i64") => of_raw(path, tables, draw),
             _ => load(path, tables, draw),
-        };
+        }?;
+        fit(path, tables, draw, &requests)?;
+        return Ok(requests);
     }
     let law = match &knobs.reuse {
         Some(reuse) => Law::Reuse(crate::draw::Reuse::load(reuse)?),
         None => Law::Zipf { alpha: knobs.alpha.unwrap_or(0.0) },
     };
     drawn(tables, &law, draw)
+}
+
+/// Holds requests of a file against knobs that say what they should be.
+fn fit(path: &Path, tables: &[Table], draw: Draw, requests: &[Batch]) -> Result<()> {
+    let bad = |reason: String| Err(BenchError::BadFile { path: path.into(), reason });
+    let owners = || tables.iter().flat_map(|table| table.features.iter().map(move |_| table));
+    for (feature, table) in requests.iter().flat_map(|r| r.features().iter().zip(owners())) {
+        if feature.weights().is_some() != table.weighted {
+            let (name, weighted) = (&table.spec.name, table.weighted);
+            return bad(format!("table {name}: weighted is {weighted} in the knobs, not here"));
+        }
+        let mut lengths = feature.offsets().windows(2).map(|pair| pair[1] - pair[0]);
+        if let Some(Hots { mean, spread }) = draw.hots
+            && let Some(ids) = lengths.find(|&ids| ids.abs_diff(mean as u64) > spread as u64)
+        {
+            return bad(format!("a bag has {ids} ids, which --pooling does not allow"));
+        }
+    }
+    Ok(())
 }
 
 /// Requests drawn by a law.
@@ -152,27 +173,20 @@ fn of_config(path: &Path, tables: &[Table], draw: Draw) -> Result<Vec<Batch>> {
     for (table, ours) in config.tables.iter_mut().zip(tables) {
         table.rows = ours.spec.rows;
     }
-    config.data.batch_size = draw.batch;
-    config.train.epochs = u64::MAX;
-    let mut batches = Batches::train(&config, Position::default(), &DataMetrics::unregistered())?;
+    let mut feed = Feed::open(&config, draw.batch, &DataMetrics::unregistered())?;
     let mut requests = Vec::with_capacity(draw.requests);
-    let mut epochs = 0;
     while requests.len() < draw.requests {
-        match batches.next_event()? {
-            Some(Event::Batch { batch, .. }) if batch.samples() == draw.batch => {
-                requests.push(batch);
-            }
-            Some(Event::Batch { .. }) => {}
-            // A second epoch repeats the first: with a whole batch in it there is one for every
-            // request.
-            Some(Event::EpochEnd { .. }) if requests.is_empty() || epochs > draw.requests => {
+        match feed.next_event()? {
+            Event::Batch { batch, .. } if batch.samples() == draw.batch => requests.push(batch),
+            // The last batch of an epoch may be smaller.
+            Event::Batch { .. } => {}
+            Event::EpochEnd { .. } if requests.is_empty() => {
                 return Err(BenchError::BadFile {
                     path: path.into(),
                     reason: format!("its data has no batch of {} samples", draw.batch),
                 });
             }
-            Some(Event::EpochEnd { .. }) => epochs += 1,
-            None => break,
+            Event::EpochEnd { .. } => {}
         }
     }
     Ok(requests)
@@ -379,6 +393,20 @@ mod tests {
             let error = load(&path, &tables, DRAW).unwrap_err().to_string();
             assert!(error.contains("damaged"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_that_knobs_contradict_is_refused() {
+        let tables = some_tables(false);
+        let drawn = drawn(&tables, &Law::Zipf { alpha: 0.0 }, DRAW).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("requests.ids");
+        save(&path, &tables, &drawn).unwrap();
+        let knobs = TableKnobs { ids: Some(path), ..TableKnobs::default() };
+        assert_eq!(requests(&tables, &knobs, DRAW).unwrap(), drawn);
+        let draw = Draw { hots: Some(Hots { mean: 4, spread: 1 }), ..DRAW };
+        let error = requests(&tables, &knobs, draw).unwrap_err().to_string();
+        assert!(error.contains("--pooling does not allow"), "{error}");
     }
 
     #[test]

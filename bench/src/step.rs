@@ -10,14 +10,14 @@ use prometheus::Registry;
 use tessera::config::{ClipConfig, Config};
 use tessera::metrics::Metrics;
 use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped};
-use tessera::source::Batches;
 use tessera::tensors::ReadTensors;
-use tessera_data::{Batch, Event, Position};
+use tessera_data::{Batch, Event};
 use tessera_dense::{DenseOptimizer, Interaction, ModelSpec};
 use tessera_device::{Cpu, CpuStream, Device};
 
 use crate::drive::{Stages, Workload};
-use crate::knobs::{ModelKnob, StepArgs};
+use crate::feed::Feed;
+use crate::knobs::{DenseOptimizerKnob, ModelKnob, StepArgs};
 use crate::naive::network::{Network, Params, Sample};
 use crate::tables::Table;
 use crate::workloads::{Volume, Work, volume};
@@ -41,10 +41,14 @@ pub fn config_of_knobs(args: &StepArgs, tables: &[Table], batch: usize) -> Resul
         ModelKnob::Dcn => widths("--top", args.top.as_deref(), "1024-1024-512-256-1")?,
     };
     let interaction = match model {
+        ModelKnob::Dot if args.dcn_layers.or(args.dcn_rank).is_some() => {
+            return Err(BenchError::usage("--dcn-rank and --dcn-layers need --model dcn"));
+        }
         ModelKnob::Dot => "interaction = \"dot\"".to_owned(),
         ModelKnob::Dcn => format!(
             "interaction = \"dcn\"\ndcn = {{ layers = {}, rank = {} }}",
-            args.dcn_layers, args.dcn_rank
+            args.dcn_layers.unwrap_or(3),
+            args.dcn_rank.unwrap_or(512)
         ),
     };
     let mut text = format!(
@@ -71,6 +75,12 @@ pub fn config_of_knobs(args: &StepArgs, tables: &[Table], batch: usize) -> Resul
         config.optimizer = table.spec.optimizer;
         config.weighted = table.weighted;
     }
+    let (lr, eps) = (0.01, 1e-8);
+    config.dense_optimizer = match args.dense_optimizer {
+        DenseOptimizerKnob::Sgd => DenseOptimizer::Sgd { lr },
+        DenseOptimizerKnob::Adagrad => DenseOptimizer::Adagrad { lr, eps },
+        DenseOptimizerKnob::Adam => DenseOptimizer::Adam { lr, eps, beta1: 0.9, beta2: 0.999 },
+    };
     Ok(config)
 }
 
@@ -288,7 +298,7 @@ pub enum Source<'a> {
     /// Memory, one after the other.
     Memory(&'a [Batch]),
     /// The data of the configuration, read as in training.
-    Data(Box<Batches>),
+    Data(Feed),
 }
 
 /// Steps of a model in training.
@@ -309,11 +319,8 @@ impl<'a> Steps<'a> {
     ///
     /// Errors: data that cannot be opened.
     pub fn on_data(training: &'a mut Training, batch: usize) -> Result<Self> {
-        let mut config = training.config.clone();
-        config.data.batch_size = batch;
-        config.train.epochs = u64::MAX;
-        let batches = Batches::train(&config, Position::default(), &training.metrics.data)?;
-        Ok(Self { training, source: Source::Data(Box::new(batches)), next: 0 })
+        let feed = Feed::open(&training.config, batch, &training.metrics.data)?;
+        Ok(Self { training, source: Source::Data(feed), next: 0 })
     }
 }
 
@@ -330,12 +337,10 @@ impl Workload for Steps<'_> {
                 let batch = &batches[self.next % batches.len()];
                 self.training.step(batch, &mut clock)?;
             }
-            Source::Data(batches) => {
+            Source::Data(feed) => {
                 let batch = loop {
-                    match batches.next_event()? {
-                        Some(Event::Batch { batch, .. }) => break batch,
-                        Some(Event::EpochEnd { .. }) => {}
-                        None => return Err(BenchError::Step("the data has ended".into())),
+                    if let Event::Batch { batch, .. } = feed.next_event()? {
+                        break batch;
                     }
                 };
                 clock.lap("read");
@@ -356,9 +361,11 @@ mod tests {
     use crate::tables::{Defaults, tables};
     use clap::Parser;
 
-    fn fresh() -> (Training, Batch) {
-        let line = "tessera-bench step --bottom 8-4 --top 8-1";
-        let Command::Step(args) = Cli::parse_from(line.split(' ')).command else { panic!() };
+    fn fresh(more: &str) -> (Training, Batch) {
+        let line = format!("tessera-bench step --bottom 8-4 --top 8-1{more}");
+        let Command::Step(args) = Cli::parse_from(line.split(' ')).command else {
+            panic!("not step")
+        };
         let defaults = Defaults { tables: 3, rows: 50, dim: 4, hots: Hots { mean: 2, spread: 2 } };
         let tables = tables(&args.tables, defaults).unwrap();
         let draw = Draw { batch: 9, hots: None, requests: 1, dense: DENSE, seed: 3 };
@@ -370,13 +377,15 @@ mod tests {
 
     #[test]
     fn a_right_step_passes_and_wrong_ones_are_caught() {
-        let (mut training, batch) = fresh();
-        training.check(&batch).unwrap();
+        for optimizers in ["", " --dense-optimizer adagrad", " --dense-optimizer adam"] {
+            let (mut training, batch) = fresh(optimizers);
+            training.check(&batch).unwrap();
+        }
 
         // The naive computation believes in another model each time: what the real one gives is
         // then wrong in its eyes, in the place that differs.
         let wrong = |change: &dyn Fn(&mut Training)| {
-            let (mut training, batch) = fresh();
+            let (mut training, batch) = fresh("");
             change(&mut training);
             let error = training.check(&batch).unwrap_err();
             assert!(matches!(error, BenchError::WrongAnswer { .. }), "{error}");
@@ -392,7 +401,7 @@ mod tests {
 
     #[test]
     fn flops_of_a_small_model_are_those_counted_by_hand() {
-        let (training, _) = fresh();
+        let (training, _) = fresh("");
         // 13-8-4, 6 pairs of dim 4 between 4 vectors, 10-8-1.
         let forward = 13 * 8 + 8 * 4 + 6 * 4 + 10 * 8 + 8;
         assert_eq!(flops(training.spec(), 3), f64::from(2 * 3 * (3 * forward - 13 * 8)));

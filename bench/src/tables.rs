@@ -49,6 +49,9 @@ pub struct Defaults {
 pub fn tables(knobs: &TableKnobs, defaults: Defaults) -> Result<Vec<Table>> {
     let mut tables = match &knobs.table_set {
         Some(path) if path.extension().is_some_and(|extension| extension == "toml") => {
+            if knobs.rows_column.is_some() {
+                return Err(BenchError::usage("--rows-column needs a csv as --table-set"));
+            }
             of_config(&Config::load(path, &[])?)
         }
         Some(path) => of_csv(path, knobs.rows_column.as_deref(), defaults)?,
