@@ -25,7 +25,7 @@ pub fn run(args: &cli::Predict) -> Result<()> {
     let signals = Signals::default();
     let Some(mut batches) = Batches::eval(&config, spec, &signals)? else { return Ok(()) };
     let mut writer = Scores::create(&args.out)?;
-    while let Next::Event(event) = batches.next()? {
+    while let Next::Event(event) = batches.next_event()? {
         if let Event::Batch { batch, .. } = event {
             let logits = model.predict(&batch)?;
             writer.write(&batch, logits)?;

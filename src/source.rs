@@ -181,7 +181,7 @@ impl<'s> Batches<'s> {
     /// The next batch or end of an epoch.
     ///
     /// Errors: bad data, by file and row.
-    pub fn next(&mut self) -> Result<Next> {
+    pub fn next_event(&mut self) -> Result<Next> {
         let waited = match &mut self.reading {
             Reading::Serial(stream) => {
                 stream.next_event().map(|event| event.map_or(Waited::End, Waited::Event))

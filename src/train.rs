@@ -84,7 +84,7 @@ enum Start {
     /// In the folder of a run that ended before its first checkpoint: at its beginning.
     Again { run: PathBuf, weights: Option<PathBuf> },
     /// At a checkpoint.
-    Resumed(Checkpoint),
+    Resumed(Box<Checkpoint>),
 }
 
 impl Start {
@@ -94,7 +94,7 @@ impl Start {
             Some(run) if RunDir::is_begun(run) => {
                 Self::Again { run: run.clone(), weights: RunDir::weights_of(run)? }
             }
-            Some(path) => Self::Resumed(Checkpoint::find(path)?),
+            Some(path) => Self::Resumed(Box::new(Checkpoint::find(path)?)),
         })
     }
 
@@ -285,7 +285,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 break Ended::Done;
             }
             let mut clock = Clock::start();
-            let next = self.batches.next()?;
+            let next = self.batches.next_event()?;
             clock.lap("read");
             match next {
                 Next::End => break Ended::Done,

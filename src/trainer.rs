@@ -327,7 +327,7 @@ pub fn evaluate<D: ModelDevice>(
         if signals.received().is_some() {
             return Ok(Evaluated::Interrupted);
         }
-        match batches.next()? {
+        match batches.next_event()? {
             Next::End => break,
             Next::Stopped => return Ok(Evaluated::Interrupted),
             Next::Event(Event::EpochEnd { .. }) => {}

@@ -109,7 +109,7 @@ fn train(project: &Project, set: &[&str]) -> (Page, Option<String>) {
     let mut go = || -> tessera::Result<()> {
         loop {
             let clock = Clock::start();
-            match batches.next()? {
+            match batches.next_event()? {
                 Next::End | Next::Stopped => return trainer.checkpoint(&mut run, false),
                 Next::Event(Event::EpochEnd { .. }) => {}
                 Next::Event(Event::Batch { batch, epoch, after }) => {
