@@ -121,29 +121,11 @@ fn update_reports_stages_open_loop_and_a_page_with_plots() {
 
 #[test]
 fn step_trains_both_models_and_counts_their_work() {
-    for model in ["dot", "dcn"] {
-        let args = small(
-            "step",
-            &[
-                "--model",
-                model,
-                "--dim",
-                "8",
-                "--bottom",
-                "16-8",
-                "--top",
-                "16-1",
-                "--batch",
-                "32",
-                "--dcn-rank",
-                "4",
-                "--dcn-layers",
-                "2",
-                "--pooling",
-                "2:1",
-                "--json",
-            ],
-        );
+    let cross = ["--dcn-rank", "4", "--dcn-layers", "2"];
+    for (model, more) in [("dot", &[][..]), ("dcn", &cross[..])] {
+        let shape = "--dim 8 --bottom 16-8 --top 16-1 --batch 32 --pooling 2:1 --json";
+        let mut args = small("step", &["--model", model]);
+        args.extend(shape.split(' ').chain(more.iter().copied()));
         let json: Value = serde_json::from_str(&good(&args)).unwrap();
         let point = &json["points"][0];
         assert!(point["samples_per_s"].as_f64().unwrap() > 0.0);
@@ -241,6 +223,7 @@ fn wrong_use_is_refused_with_what_to_do() {
         (small("update", &["--batch", "1,2", "--dump-ids", "x"]), "one batch size"),
         (small("step", &["--top", "16-x"]), "--top 16-x"),
         (small("step", &["--bottom", "4-3"]), "bottom_mlp"),
+        (small("step", &["--dcn-rank", "3"]), "--model dcn"),
         (small("lookup", &["--reuse", "nowhere"]), "FILE:TRACE"),
         (vec!["lookup", "--tables", "9", "--rows", "999999999999"], "--rows-max"),
     ] {
