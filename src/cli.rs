@@ -55,7 +55,7 @@ pub struct Train {
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
     /// Folder of the run: new or empty, or the run being resumed
-    /// [default: the resumed run, or runs/<config's name>-<first free number>]
+    /// [default: the resumed run, or runs/NAME-N: the config's name and the first free number]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }

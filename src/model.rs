@@ -240,9 +240,10 @@ impl<D: ModelDevice> Model<D> {
     ///
     /// Errors: [`Error::BadInput`]; [`Error::NonFiniteLogit`] of the first one; what the device
     /// says.
-    pub fn predict(&mut self, batch: &Batch) -> Result<Vec<f32>> {
-        let lookup = self.resolve(batch)?;
-        self.forward(batch, &lookup, &mut Clock::start())?;
+    pub fn predict(&mut self, batch: &Batch, metrics: &Metrics) -> Result<Vec<f32>> {
+        let lookup = self.resolve(batch).inspect_err(|error| refused(metrics, self, error))?;
+        let lookup_s = self.forward(batch, &lookup, &mut Clock::start())?;
+        metrics.embedding.observe_lookup(&lookup, lookup_s);
         let mut logits = vec![0.0; batch.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
         match logits.iter().position(|logit| !logit.is_finite()) {

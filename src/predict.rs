@@ -23,11 +23,14 @@ pub fn run(args: &cli::Predict) -> Result<()> {
     let spec = source::required(&config, Split::Eval)?;
     // Half a file is worth nothing, so that a signal may end the process at once.
     let signals = Signals::default();
-    let Some(mut batches) = Batches::eval(&config, spec, &signals)? else { return Ok(()) };
+    let metrics = evaluate::unwatched(&model)?;
+    let Some(mut batches) = Batches::eval(&config, spec, &metrics.data, &signals)? else {
+        return Ok(());
+    };
     let mut writer = Scores::create(&args.out)?;
     while let Next::Event(event) = batches.next_event()? {
         if let Event::Batch { batch, .. } = event {
-            let logits = model.predict(&batch)?;
+            let logits = model.predict(&batch, &metrics)?;
             writer.write(&batch, logits)?;
         }
     }

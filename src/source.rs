@@ -144,10 +144,16 @@ impl<'s> Batches<'s> {
     /// One pass over the evaluation batches; `None` when a signal came.
     ///
     /// Errors: data that cannot be opened.
-    pub fn eval(config: &Config, spec: SourceSpec, signals: &'s Signals) -> Result<Option<Self>> {
+    pub fn eval(
+        config: &Config,
+        spec: SourceSpec,
+        metrics: &DataMetrics,
+        signals: &'s Signals,
+    ) -> Result<Option<Self>> {
         let options = StreamOptions::one_epoch(config.data.eval_batch_size);
-        // Evaluations do not count as training in the data metrics.
-        Self::open(spec, options, config.pipeline, &DataMetrics::unregistered(), signals)
+        // An evaluation is no training, but bad input is bad input.
+        let metrics = metrics.bad_input_only();
+        Self::open(spec, options, config.pipeline, &metrics, signals)
     }
 
     fn open(

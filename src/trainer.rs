@@ -197,7 +197,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     pub fn evaluate(&mut self) -> Result<Evaluated> {
         self.alive()?;
         let start = Instant::now();
-        let evaluated = evaluate(self.config, &mut self.model, self.signals)?;
+        let evaluated = evaluate(self.config, &mut self.model, self.metrics, self.signals)?;
         if let Evaluated::Done(evaluation) = &evaluated {
             self.metrics.eval_seconds.observe(start.elapsed().as_secs_f64());
             self.metrics.evaluated(evaluation);
@@ -316,10 +316,11 @@ fn differences(before: &Config, config: &Config) -> Vec<String> {
 pub fn evaluate<D: ModelDevice>(
     config: &Config,
     model: &mut Model<D>,
+    metrics: &Metrics,
     signals: &Signals,
 ) -> Result<Evaluated> {
     let Some(spec) = source::spec(config, Split::Eval) else { return Ok(Evaluated::NoData) };
-    let Some(mut batches) = Batches::eval(config, spec, signals)? else {
+    let Some(mut batches) = Batches::eval(config, spec, &metrics.data, signals)? else {
         return Ok(Evaluated::Interrupted);
     };
     let mut evaluator = Evaluator::new(config.data.group.is_some());
@@ -333,7 +334,7 @@ pub fn evaluate<D: ModelDevice>(
             Next::Event(Event::EpochEnd { .. }) => {}
             Next::Event(Event::Batch { batch, .. }) => {
                 model.check_labels(&batch)?;
-                let logits = model.predict(&batch)?;
+                let logits = model.predict(&batch, metrics)?;
                 evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());
             }
         }

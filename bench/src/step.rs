@@ -216,7 +216,9 @@ impl Training {
         }
         let grads = network.grads;
         let largest = logits.iter().fold(0.0f64, |most, z| most.max(z.abs()));
-        for (i, (got, want)) in self.model.predict(&batch)?.iter().zip(&logits).enumerate() {
+        for (i, (got, want)) in
+            self.model.predict(&batch, &self.metrics)?.iter().zip(&logits).enumerate()
+        {
             let what = || format!("logit of sample {i}");
             check::close(what, f64::from(*got), *want, 1e-4 * largest)?;
         }

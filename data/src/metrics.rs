@@ -39,6 +39,13 @@ impl DataMetrics {
         Self::build().expect("the names and labels are constants that follow the rules")
     }
 
+    /// Handles for reading that is not training, such as an evaluation: bad values are counted
+    /// with those of training, all else by handles that belong to no registry.
+    #[must_use]
+    pub fn bad_input_only(&self) -> Self {
+        Self { bad_input: self.bad_input.clone(), ..Self::unregistered() }
+    }
+
     fn build() -> prometheus::Result<Self> {
         let metrics = Self {
             samples: IntCounter::new(

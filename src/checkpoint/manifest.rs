@@ -83,7 +83,7 @@ pub struct Entry {
 pub struct Manifest {
     /// Always `tessera-checkpoint`.
     pub format: String,
-    /// [`VERSION`].
+    /// Version of the layout described in docs/formats.md.
     pub version: u32,
     /// When in the run it was taken.
     pub moment: Moment,
