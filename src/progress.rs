@@ -40,12 +40,7 @@ impl Progress {
     pub fn new(samples_total: Option<u64>, samples_at_start: u64, log_every: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = match samples_total {
-                Some(total) => ProgressBar::new(total).with_style(
-                    ProgressStyle::with_template(
-                        "{bar:32} {percent}% {human_pos}/{human_len} samples, {msg}, {eta} left",
-                    )
-                    .expect("a fixed template"),
-                ),
+                Some(total) => ProgressBar::new(total).with_style(bar_style()),
                 None => ProgressBar::no_length().with_style(
                     ProgressStyle::with_template("{spinner} {human_pos} samples, {msg}, {elapsed}")
                         .expect("a fixed template"),
@@ -64,6 +59,17 @@ impl Progress {
             samples_at_start,
             paused: Duration::ZERO,
         }
+    }
+
+    /// Takes a new estimate of the samples of the whole run, for data that does not tell.
+    pub fn estimate(&mut self, samples_total: u64) {
+        if let (Some(bar), None) = (&self.bar, self.samples_total) {
+            bar.set_style(bar_style());
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_length(samples_total);
+        }
+        self.samples_total = Some(samples_total);
     }
 
     /// Seconds of training in this process, evaluations and checkpoints not counted.
@@ -119,6 +125,14 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A bar of a known length.
+fn bar_style() -> ProgressStyle {
+    ProgressStyle::with_template(
+        "{bar:32} {percent}% {human_pos}/{human_len} samples, {msg}, {eta} left",
+    )
+    .expect("a fixed template")
 }
 
 /// Shows a growing number of samples on a terminal, and nothing elsewhere.

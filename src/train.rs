@@ -255,6 +255,21 @@ fn samples_total(config: &Config, batches: &Batches<'_>) -> Option<u64> {
     }
 }
 
+/// Bytes of the training files together, where they are plain files.
+fn data_bytes(config: &Config) -> Option<u64> {
+    let size = |path: &PathBuf| {
+        std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len())
+    };
+    config.data.train.iter().map(size).sum::<Option<u64>>().filter(|&bytes| bytes > 0)
+}
+
+/// Samples of the whole run, from the share of the data's bytes that gave `samples` so far.
+fn estimated_total(samples: u64, read_bytes: u64, epoch_bytes: u64, epochs: u64) -> Option<u64> {
+    let all = epoch_bytes as f64 * epochs as f64;
+    let share = (read_bytes as f64 / all).min(1.0);
+    (samples > 0 && share > 0.0).then(|| (samples as f64 / share) as u64)
+}
+
 /// What the loop of a run works on.
 struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
@@ -272,6 +287,8 @@ impl<D: ModelDevice> Session<'_, '_, D> {
         if self.owes_judgement() {
             evaluated = self.evaluate()?;
         }
+        let unknown_bytes =
+            if self.batches.epoch_samples().is_none() { data_bytes(self.config) } else { None };
         let ended = loop {
             if let Some(signal) = self.signals.received() {
                 break Ended::Signal(signal);
@@ -293,6 +310,11 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 Next::Stopped => {}
                 Next::Event(Event::Batch { batch, epoch, after }) => {
                     let line = self.trainer.step(self.run, &batch, epoch, after, clock)?;
+                    if let Some(bytes) = unknown_bytes
+                        && line.step.is_multiple_of(self.config.train.log_every)
+                    {
+                        self.estimate(line.samples, bytes);
+                    }
                     self.progress.step(&Standing {
                         step: line.step,
                         epoch,
@@ -330,6 +352,20 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             .filter(|(step, _)| *step == self.trainer.moment().step)
             .map(|(_, evaluation)| evaluation);
         Ok((ended, evaluation))
+    }
+
+    /// Tells the progress how long the run will be, by the bytes read. It counts batches that
+    /// wait in the queue as trained on, and after a resumption what was passed over as read: an
+    /// estimate that gets better as the run goes on.
+    fn estimate(&mut self, samples: u64, epoch_bytes: u64) {
+        let read = self.trainer.metrics().data.bytes.get();
+        let train = &self.config.train;
+        let by_bytes = estimated_total(samples, read, epoch_bytes, train.epochs);
+        let by_steps =
+            train.max_steps.map(|steps| steps.saturating_mul(self.config.data.batch_size as u64));
+        if let Some(total) = by_bytes.into_iter().chain(by_steps).min() {
+            self.progress.estimate(total);
+        }
     }
 
     /// Whether the resumed run was interrupted in an evaluation that early stopping looks at.
@@ -400,6 +436,14 @@ fn report(summary: &Summary) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_length_of_a_run_is_estimated_from_the_bytes_read() {
+        assert_eq!(estimated_total(100, 50, 200, 2), Some(800));
+        assert_eq!(estimated_total(100, 500, 200, 2), Some(100));
+        assert_eq!(estimated_total(0, 50, 200, 2), None);
+        assert_eq!(estimated_total(100, 0, 200, 2), None);
+    }
 
     #[test]
     fn a_launcher_of_several_ranks_is_refused() {

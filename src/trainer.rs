@@ -105,6 +105,11 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         checkpoint::init(path, &mut self.model)
     }
 
+    /// The metrics that it reports to.
+    pub fn metrics(&self) -> &Metrics {
+        self.metrics
+    }
+
     /// Where the run stands.
     pub fn moment(&self) -> &Moment {
         &self.moment
