@@ -105,7 +105,7 @@ class Ours:
         self.command = [program, case.work, *case.knobs, *case.dense, "--threads", str(threads)]
 
     def run(self, iterations, more=()):
-        command = [*self.command, "--iterations", str(iterations), "--json", *more]
+        command = [*self.command, "--iterations", str(iterations), "--pair", "--json", *more]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}\n{done.stderr}")

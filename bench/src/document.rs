@@ -59,7 +59,8 @@ pub struct Point {
     pub samples_per_s: f64,
     /// Bytes moved a second at the median service time, in 10^9.
     pub gb_per_s: f64,
-    /// Rows a second of the whole request over the limit's.
+    /// Rows a second of the whole request over the limit's: the median over requests, each over
+    /// its own pass of the limit with `--pair`, else over the limit measured first.
     pub share_of_limit: f64,
     /// Rows a second of stage `lookup` alone over the limit's.
     pub lookup_share_of_limit: f64,

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::Result;
-use crate::machine::{Disturbance, Scrubber};
+use crate::machine::Disturbance;
 
 /// Below this long a wait, the clock is watched instead of sleeping.
 const SPIN: Duration = Duration::from_micros(200);
@@ -59,13 +59,14 @@ pub struct Sample {
     pub disturbance: Disturbance,
 }
 
-/// Runs a workload and gives its samples.
+/// Runs a workload and gives its samples. `before` is called with the number of each request that
+/// counts, once it is prepared, outside the clock.
 ///
 /// Errors: what the workload says.
 pub fn measure(
     workload: &mut dyn Workload,
     pace: Pace,
-    mut scrubber: Option<&mut Scrubber>,
+    mut before: impl FnMut(usize),
 ) -> Result<Vec<Sample>> {
     for number in 0..pace.warmup {
         workload.prepare(number)?;
@@ -75,14 +76,12 @@ pub fn measure(
     let first = Instant::now();
     for k in 0..pace.iterations {
         workload.prepare(pace.warmup + k)?;
-        if let Some(scrubber) = scrubber.as_deref_mut() {
-            scrubber.scrub();
-        }
+        before(pace.warmup + k);
         let due = pace.rate.map(|rate| first + Duration::from_secs_f64(k as f64 / rate));
         if let Some(due) = due {
             wait_until(due);
         }
-        let before = Disturbance::so_far();
+        let disturbed = Disturbance::so_far();
         let start = Instant::now();
         let stages = workload.serve()?;
         let end = Instant::now();
@@ -90,7 +89,7 @@ pub fn measure(
             service_s: (end - start).as_secs_f64(),
             latency_s: (end - due.unwrap_or(start)).as_secs_f64(),
             stages,
-            disturbance: Disturbance::so_far().since(before),
+            disturbance: Disturbance::so_far().since(disturbed),
         });
     }
     Ok(samples)
@@ -139,7 +138,7 @@ mod tests {
 
     fn run(rate: Option<f64>) -> Vec<Sample> {
         let mut fake = Fake { prepared: None, slow: 2 + 5, stall: STALL };
-        measure(&mut fake, Pace { warmup: 2, iterations: 40, rate }, None).unwrap()
+        measure(&mut fake, Pace { warmup: 2, iterations: 40, rate }, |_| {}).unwrap()
     }
 
     #[test]

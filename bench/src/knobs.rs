@@ -173,6 +173,10 @@ pub struct RunKnobs {
     /// Overwrite the caches before every request
     #[arg(long)]
     pub flush: bool,
+    /// Read the limit again before every request, over its ids, and take shares of the limit
+    /// from these pairs: for machines that others use meanwhile
+    #[arg(long, conflicts_with = "rate")]
+    pub pair: bool,
     /// Open loop: requests arrive at this rate whether the last one is done or not, and latency
     /// counts from the moment each was due; without it the next request waits for the last
     #[arg(long, value_name = "REQUESTS_PER_S")]

@@ -16,7 +16,7 @@ use tessera_device::Cpu;
 
 use crate::document::{Document, Limit, Point, SCHEMA};
 use crate::drive::{Pace, Sample, Workload, measure};
-use crate::gather::{Gather, Hint};
+use crate::gather::{Gather, Hint, Plan};
 use crate::knobs::{Hots, RunKnobs, StepArgs, TableKnobs, TablesArgs};
 use crate::machine::{Machine, Scrubber, available_mib, git_describe};
 use crate::requests::{self, Draw};
@@ -167,12 +167,29 @@ impl<'a> Bench<'a> {
         &mut self,
         index: usize,
         workload: &mut dyn Workload,
+        requests: &[Batch],
         volume: Volume,
         flops_per_request: f64,
     ) -> Result<Point> {
         let (run, case, limit) = (self.run, self.cases[index], self.limits[index].clone());
         let pace = Pace { warmup: run.warmup, iterations: run.iterations, rate: run.rate };
-        let samples = measure(workload, pace, self.scrubber.as_mut())?;
+        let (mut scrubber, mut gather) = (self.scrubber.as_mut(), self.gather.as_mut());
+        let plans: Vec<Plan> = match (&gather, run.pair) {
+            (Some(gather), true) => requests.iter().map(|r| gather.plan(&self.tables, r)).collect(),
+            (None, true) => {
+                return Err(BenchError::usage("--pair needs memory for the tables twice"));
+            }
+            (_, false) => Vec::new(),
+        };
+        let mut limits_s = Vec::new();
+        let samples = measure(workload, pace, |number| {
+            if let (Some(gather), Some(last)) = (&mut gather, plans.len().checked_sub(1)) {
+                limits_s.push(gather.run(&plans[number % (last + 1)], Hint::T1));
+            }
+            if let Some(scrubber) = &mut scrubber {
+                scrubber.scrub();
+            }
+        })?;
         let of = |value: fn(&Sample) -> f64| samples.iter().map(value).collect::<Vec<f64>>();
         let (service, latency) = (of(|s| s.service_s), of(|s| s.latency_s));
         let mut names: Vec<&String> = samples.iter().flat_map(|s| s.stages.keys()).collect();
@@ -188,7 +205,14 @@ impl<'a> Bench<'a> {
         let middle = median(&service);
         let rows_per_s = volume.ids / middle;
         let features: usize = self.tables.iter().map(|table| table.features.len()).sum();
-        let share = |seconds: f64| volume.ids / seconds / limit.rows_per_s;
+        // Both read the same rows, so a ratio of times is one of rates.
+        let share = |seconds: &dyn Fn(&Sample) -> f64| {
+            let limit_s =
+                |k: usize| limits_s.get(k).copied().unwrap_or(volume.ids / limit.rows_per_s);
+            let shares = samples.iter().enumerate().map(|(k, s)| limit_s(k) / seconds(s));
+            median(&shares.collect::<Vec<f64>>())
+        };
+        let lookup_s = |sample: &Sample| sample.stages.get("lookup").copied().unwrap_or(0.0);
         Ok(Point {
             batch: case.batch,
             pooling: case.hots.map_or("tables".into(), |hots| hots.to_string()),
@@ -200,8 +224,8 @@ impl<'a> Bench<'a> {
             rows_per_s,
             samples_per_s: case.batch as f64 / middle,
             gb_per_s: volume.bytes / middle / 1e9,
-            share_of_limit: share(middle),
-            lookup_share_of_limit: share(stages_ms.get("lookup").copied().unwrap_or(0.0) / 1e3),
+            share_of_limit: share(&|sample| sample.service_s),
+            lookup_share_of_limit: share(&lookup_s),
             limit,
             rate: run.rate,
             latency_ms: LatencyMs::of(&latency),
@@ -284,7 +308,7 @@ pub fn run_tables(args: &TablesArgs, work: Work) -> Result<Document> {
         let mut workload = Requests::new(&mut live, &requests, work)?;
         workload.check()?;
         let volume = workload.volume()?;
-        points.push(bench.point(index, &mut workload, volume, 0.0)?);
+        points.push(bench.point(index, &mut workload, &requests, volume, 0.0)?);
     }
     let command = if work == Work::Lookup { "lookup" } else { "update" };
     let subject = describe(&bench.tables, &args.tables);
@@ -317,7 +341,7 @@ fn step_in_memory(args: &StepArgs) -> Result<Document> {
         let volume = training.volume(&batches)?;
         let flops = flops(training.spec(), case.batch);
         let mut steps = Steps::in_memory(&mut training, &batches);
-        points.push(bench.point(index, &mut steps, volume, flops)?);
+        points.push(bench.point(index, &mut steps, &batches, volume, flops)?);
     }
     let subject = format!("{}; {}", model(training.spec()), describe(&bench.tables, &args.tables));
     bench.document("step", args, subject, points)
@@ -349,7 +373,7 @@ fn step_on_data(args: &StepArgs, path: &Path) -> Result<Document> {
         let volume = training.volume(&batches)?;
         let flops = flops(training.spec(), case.batch);
         let mut steps = Steps::on_data(&mut training, case.batch)?;
-        points.push(bench.point(index, &mut steps, volume, flops)?);
+        points.push(bench.point(index, &mut steps, &batches, volume, flops)?);
     }
     let subject = format!("{}; {}", model(training.spec()), describe(&bench.tables, &knobs));
     bench.document("step", args, subject, points)

@@ -175,8 +175,8 @@ pub fn tail(samples: &[Sample]) -> Option<Tail> {
     } else if page_faults.0 > 2.0 * page_faults.1 + 16.0 {
         "memory was touched for the first time".to_owned()
     } else {
-        "none seen in this process: neither preemptions nor page faults, so the memory or the \
-         host was slow"
+        "they saw no more preemptions or page faults than the others, so the memory or the host \
+         was slow"
             .to_owned()
     };
     if let Some((name, ms)) = worst.filter(|(_, ms)| **ms > 0.0) {

@@ -177,7 +177,7 @@ fn dumped_requests_can_be_run_again_and_compared() {
     let (ids, old, new) = (file("requests.ids"), file("old.json"), file("new.json"));
     let first = good(&small(
         "lookup",
-        &["--batch", "32", "--dim", "8", "--alpha", "1.1", "--dump-ids", &ids, "--json"],
+        &["--batch", "32", "--dim", "8", "--alpha", "1.1", "--pair", "--dump-ids", &ids, "--json"],
     ));
     std::fs::write(&old, &first).unwrap();
     let again = small("lookup", &["--batch", "32", "--dim", "8", "--ids", &ids, "--json"]);
