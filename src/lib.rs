@@ -27,6 +27,7 @@ pub mod signals;
 pub mod source;
 pub mod tensors;
 #[cfg(test)]
+#[path = "../tests/common/shared.rs"]
 mod testing;
 pub mod train;
 pub mod trainer;

@@ -211,14 +211,17 @@ impl<D: ModelDevice> Model<D> {
     /// Checks the ids of a batch against their tables; nothing is written.
     ///
     /// Errors: [`Error::BadInput`] with the file and row of the sample.
-    fn resolve(&self, batch: &Batch) -> Result<Lookup<D>> {
+    fn resolve(&self, batch: &Batch, metrics: &Metrics) -> Result<Lookup<D>> {
         let mut features = batch.features().to_vec();
         if self.wide {
             features.extend_from_slice(batch.features());
         }
         let resolved = self.embedding.resolve(&self.stream, features, self.on_bad_id);
         resolved.map_err(|source| match source {
-            EmbeddingError::IdOutOfRange { sample, .. } => {
+            EmbeddingError::IdOutOfRange { ref table, sample, .. } => {
+                if let Some(index) = self.table_names().position(|name| name == table) {
+                    metrics.embedding.observe_refusal(index);
+                }
                 Error::BadInput { place: batch.place(sample).to_string(), source: source.into() }
             }
             other => other.into(),
@@ -226,14 +229,19 @@ impl<D: ModelDevice> Model<D> {
     }
 
     /// From a batch's dense values and ids to `activations.logits`.
-    fn forward(&mut self, batch: &Batch, lookup: &Lookup<D>, clock: &mut Clock) -> Result<f64> {
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        lookup: &Lookup<D>,
+        metrics: &Metrics,
+        clock: &mut Clock,
+    ) -> Result<()> {
         let (stream, acts) = (&self.stream, &mut self.activations);
         self.device.upload(stream, batch.dense(), &mut acts.dense, 0)?;
         self.embedding.forward(stream, lookup, &mut acts.x0, self.stride)?;
         self.device.synchronize(stream)?;
-        let lookup_s = clock.lap("lookup");
-        self.towers.forward(stream, acts, batch.samples())?;
-        Ok(lookup_s)
+        metrics.embedding.observe_lookup(lookup, clock.lap("lookup"));
+        Ok(self.towers.forward(stream, acts, batch.samples())?)
     }
 
     /// The logits of a batch, in the order of its samples.
@@ -241,9 +249,8 @@ impl<D: ModelDevice> Model<D> {
     /// Errors: [`Error::BadInput`]; [`Error::NonFiniteLogit`] of the first one; what the device
     /// says.
     pub fn predict(&mut self, batch: &Batch, metrics: &Metrics) -> Result<Vec<f32>> {
-        let lookup = self.resolve(batch).inspect_err(|error| refused(metrics, self, error))?;
-        let lookup_s = self.forward(batch, &lookup, &mut Clock::start())?;
-        metrics.embedding.observe_lookup(&lookup, lookup_s);
+        let lookup = self.resolve(batch, metrics)?;
+        self.forward(batch, &lookup, metrics, &mut Clock::start())?;
         let mut logits = vec![0.0; batch.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
         match logits.iter().position(|logit| !logit.is_finite()) {
@@ -268,11 +275,10 @@ impl<D: ModelDevice> Model<D> {
     ) -> Result<Stepped> {
         let samples = batch.samples();
         self.check_labels(batch)?;
-        let lookup = self.resolve(batch).inspect_err(|error| refused(metrics, self, error))?;
+        let lookup = self.resolve(batch, metrics)?;
         self.embedding.resolver().group(&self.stream, &lookup)?;
         clock.lap("route");
-        let lookup_s = self.forward(batch, &lookup, clock)?;
-        metrics.embedding.observe_lookup(&lookup, lookup_s);
+        self.forward(batch, &lookup, metrics, clock)?;
 
         let (stream, acts) = (&self.stream, &mut self.activations);
         self.device.upload(stream, batch.labels(), &mut acts.labels, 0)?;
@@ -363,18 +369,6 @@ impl<D: ModelDevice> Model<D> {
             }
         }
         Ok(sums)
-    }
-}
-
-/// Counts a batch that was refused for an id.
-fn refused<D: ModelDevice>(metrics: &Metrics, model: &Model<D>, error: &Error) {
-    if let Error::BadInput { source, .. } = error
-        && let EmbeddingError::IdOutOfRange { table, .. } = source.as_ref()
-    {
-        let tables = model.embedding.schema().tables();
-        if let Some(index) = tables.iter().position(|spec| spec.name == *table) {
-            metrics.embedding.observe_refusal(index);
-        }
     }
 }
 

@@ -95,10 +95,10 @@ pub fn ceiling(config: &Config) -> Result<Option<f64>> {
 }
 
 /// Batches in the order of the data. A signal interrupts reading and waiting.
-pub struct Batches<'s> {
+pub struct Batches {
     reading: Reading,
     epoch_samples: Option<u64>,
-    signals: &'s Signals,
+    signals: Signals,
 }
 
 enum Reading {
@@ -118,7 +118,7 @@ pub enum Next {
     Stopped,
 }
 
-impl<'s> Batches<'s> {
+impl Batches {
     /// The training batches of a configuration from `start` on; `None` when a signal came on the
     /// way there.
     ///
@@ -127,7 +127,7 @@ impl<'s> Batches<'s> {
         config: &Config,
         start: Position,
         metrics: &DataMetrics,
-        signals: &'s Signals,
+        signals: &Signals,
     ) -> Result<Option<Self>> {
         let options = StreamOptions {
             batch_size: config.data.batch_size,
@@ -148,7 +148,7 @@ impl<'s> Batches<'s> {
         config: &Config,
         spec: SourceSpec,
         metrics: &DataMetrics,
-        signals: &'s Signals,
+        signals: &Signals,
     ) -> Result<Option<Self>> {
         let options = StreamOptions::one_epoch(config.data.eval_batch_size);
         // An evaluation is no training, but bad input is bad input.
@@ -161,7 +161,7 @@ impl<'s> Batches<'s> {
         options: StreamOptions,
         pipeline: PipelineConfig,
         metrics: &DataMetrics,
-        signals: &'s Signals,
+        signals: &Signals,
     ) -> Result<Option<Self>> {
         let stop = signals.stop();
         let stream = match BatchStream::new_cancellable(spec, options, metrics.clone(), stop) {
@@ -175,7 +175,7 @@ impl<'s> Batches<'s> {
             }
             PipelineMode::Serial => Reading::Serial(Box::new(stream)),
         };
-        Ok(Some(Self { reading, epoch_samples, signals }))
+        Ok(Some(Self { reading, epoch_samples, signals: signals.clone() }))
     }
 
     /// Samples of an epoch, if the data tells without being read.

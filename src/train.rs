@@ -204,8 +204,10 @@ fn train_on<D: ModelDevice>(
         run.started_from(weights)?;
     }
     run.config(&config.resolved)?;
+    let by_epochs =
+        batches.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
     let mut progress = Progress::new(
-        samples_total(config, &batches),
+        samples_total(config, by_epochs),
         trainer.moment().samples,
         config.train.log_every,
     );
@@ -243,16 +245,10 @@ fn train_on<D: ModelDevice>(
     Ok(ended)
 }
 
-/// Samples of the whole run, if the data tells how many it has.
-fn samples_total(config: &Config, batches: &Batches<'_>) -> Option<u64> {
-    let epoch = batches.epoch_samples();
-    let by_epochs = epoch.map(|samples| samples.saturating_mul(config.train.epochs));
-    let by_steps =
-        (config.train.max_steps).map(|steps| steps.saturating_mul(config.data.batch_size as u64));
-    match (by_epochs, by_steps) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
+/// Samples of a run whose epochs have `by_epochs` together, if that is known, bounded by its steps.
+fn samples_total(config: &Config, by_epochs: Option<u64>) -> Option<u64> {
+    let most = |steps: u64| steps.saturating_mul(config.data.batch_size as u64);
+    by_epochs.into_iter().chain(config.train.max_steps.map(most)).min()
 }
 
 /// Bytes of the training files together, where they are plain files.
@@ -274,7 +270,7 @@ fn estimated_total(samples: u64, read_bytes: u64, epoch_bytes: u64, epochs: u64)
 struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
     trainer: &'a mut Trainer<'t, D>,
-    batches: Batches<'a>,
+    batches: Batches,
     run: &'a mut RunDir,
     progress: &'a mut Progress,
     signals: &'a Signals,
@@ -359,11 +355,8 @@ impl<D: ModelDevice> Session<'_, '_, D> {
     /// estimate that gets better as the run goes on.
     fn estimate(&mut self, samples: u64, epoch_bytes: u64) {
         let read = self.trainer.metrics().data.bytes.get();
-        let train = &self.config.train;
-        let by_bytes = estimated_total(samples, read, epoch_bytes, train.epochs);
-        let by_steps =
-            train.max_steps.map(|steps| steps.saturating_mul(self.config.data.batch_size as u64));
-        if let Some(total) = by_bytes.into_iter().chain(by_steps).min() {
+        let by_epochs = estimated_total(samples, read, epoch_bytes, self.config.train.epochs);
+        if let Some(total) = samples_total(self.config, by_epochs) {
             self.progress.estimate(total);
         }
     }

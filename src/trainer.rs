@@ -116,7 +116,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     }
 
     /// Trains on one batch, which ends at position `after` of epoch `epoch`, and writes its line
-    /// to the run's folder. `read_ms` is how long the batch was waited for.
+    /// to the run's folder. `clock` has run since the batch was asked for.
     ///
     /// Errors: bad input or a gradient that is not finite (nothing of the step is written), or a
     /// failure, after which the trainer refuses further work.

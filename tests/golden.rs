@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Project, files, shared, tensors};
+use common::{Project, files, shared::shared, tensors};
 use serde_json::Value;
 
 const RUNS: [&str; 3] = ["dlrm_dcn_adagrad", "dlrm_dot_rowwise_adagrad", "dlrm_jagged_adam"];

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Project, shared};
+use common::{Project, shared::shared};
 
 /// One epoch on parts 1 to 3, evaluated on part 4. A one-hot logistic regression reaches an AUC
 /// of 0.7718 and a log loss of 0.4429 there; seeds differ by about 0.0005 in AUC.

@@ -334,17 +334,9 @@ fn step_in_memory(args: &StepArgs) -> Result<Document> {
     let largest = bench.cases.iter().map(|case| case.batch).max().unwrap_or(1);
     let config = config_of_knobs(args, &bench.tables, largest)?;
     let mut training = Training::new(&bench.cpu, config)?;
-    let mut points = Vec::new();
-    for (index, &case) in bench.cases.clone().iter().enumerate() {
-        let batches = bench.requests(case)?;
-        if index == 0 {
-            training.check(&batches[0])?;
-        }
-        let volume = training.volume(&batches)?;
-        let flops = flops(training.spec(), case.batch);
-        let mut steps = Steps::in_memory(&mut training, &batches);
-        points.push(bench.point(index, &mut steps, &batches, volume, flops)?);
-    }
+    let points = step_points(&mut bench, &mut training, |training, batches, _| {
+        Ok(Steps::in_memory(training, batches))
+    })?;
     let subject = format!("{}; {}", model(training.spec()), describe(&bench.tables, &args.tables));
     bench.document("step", args, subject, points)
 }
@@ -366,6 +358,18 @@ fn step_on_data(args: &StepArgs, path: &Path) -> Result<Document> {
     config.data.batch_size = largest;
     config.data.eval_batch_size = largest;
     let mut training = Training::new(&bench.cpu, config)?;
+    let points = step_points(&mut bench, &mut training, |training, _, case| {
+        Steps::on_data(training, case.batch)
+    })?;
+    let subject = format!("{}; {}", model(training.spec()), describe(&bench.tables, &knobs));
+    bench.document("step", args, subject, points)
+}
+
+/// What runs the steps of a case on its batches.
+type MakeSteps = for<'a> fn(&'a mut Training, &'a [Batch], Case) -> Result<Steps<'a>>;
+
+/// Checks the first step, then measures every case.
+fn step_points(bench: &mut Bench, training: &mut Training, steps: MakeSteps) -> Result<Vec<Point>> {
     let mut points = Vec::new();
     for (index, &case) in bench.cases.clone().iter().enumerate() {
         let batches = bench.requests(case)?;
@@ -374,11 +378,10 @@ fn step_on_data(args: &StepArgs, path: &Path) -> Result<Document> {
         }
         let volume = training.volume(&batches)?;
         let flops = flops(training.spec(), case.batch);
-        let mut steps = Steps::on_data(&mut training, case.batch)?;
+        let mut steps = steps(training, &batches, case)?;
         points.push(bench.point(index, &mut steps, &batches, volume, flops)?);
     }
-    let subject = format!("{}; {}", model(training.spec()), describe(&bench.tables, &knobs));
-    bench.document("step", args, subject, points)
+    Ok(points)
 }
 
 /// A dense network in words.

@@ -155,7 +155,7 @@ impl Table {
                     w[d] = if z[d].abs() <= l1 { 0.0 } else { moved };
                 }
             }
-            _ => unimplemented!("no oracle for {}", self.optimizer.name()),
+            _ => panic!("no oracle for {}", self.optimizer.name()),
         }
     }
 }

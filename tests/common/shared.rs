@@ -1,4 +1,4 @@
-//! What tests of this crate share.
+//! Where the golden values are; for the tests of the program and of its library alike.
 
 use std::path::{Path, PathBuf};
 
