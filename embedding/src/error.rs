@@ -181,6 +181,37 @@ pub enum EmbeddingError {
         /// What it said.
         source: tessera_cache::CacheError,
     },
+    /// A sharding plan is not sound; every fault is listed.
+    #[error("sharding plan: {}", faults.join("; "))]
+    Plan {
+        /// What is wrong, each naming its table.
+        faults: Vec<String>,
+    },
+    /// Tables, ranks or topology cannot be planned for; every fault is listed.
+    #[error("planning: {}", faults.join("; "))]
+    PlanInput {
+        /// What is wrong.
+        faults: Vec<String>,
+    },
+    /// A table has no room on the ranks.
+    #[error(
+        "planning: no room for table {table} of {bytes} bytes: {ranks} ranks have {rank_bytes} \
+         bytes each, {} in all, and all tables need {tables_bytes} and their buffers (add ranks, \
+         lower its rows, precision or optimizer state, or give the topology a lower tier)",
+        u128::from(*rank_bytes) * *ranks as u128
+    )]
+    CannotPlace {
+        /// Name of the table.
+        table: String,
+        /// Its rows with their state.
+        bytes: u64,
+        /// All tables' rows with their state.
+        tables_bytes: u128,
+        /// Ranks of a group.
+        ranks: usize,
+        /// Memory of each.
+        rank_bytes: u64,
+    },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] tessera_device::DeviceError),

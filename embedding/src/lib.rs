@@ -24,6 +24,7 @@ mod error;
 mod metrics;
 mod ops;
 mod optimizer;
+pub mod plan;
 mod resolve;
 mod spec;
 
