@@ -39,15 +39,15 @@ pub(crate) struct Bags<'a, E> {
 }
 
 /// Bytes of a table that are on their way at a time: enough to hide a miss, few enough to stay
-/// in the second-level cache until they are used.
-const AHEAD_BYTES: usize = 16 << 10;
+/// near until they are used.
+const AHEAD_BYTES: usize = 4 << 10;
 
 /// Bags whose output is on its way: stores wait for their lines, too.
 const OUT_AHEAD: usize = 4;
 
 /// Ids to look ahead in a table with rows of `row_bytes`.
 fn ids_ahead(row_bytes: usize) -> usize {
-    (AHEAD_BYTES / row_bytes.max(1)).clamp(8, 64)
+    (AHEAD_BYTES / row_bytes.max(1)).clamp(4, 64)
 }
 
 /// # Safety

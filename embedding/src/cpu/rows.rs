@@ -77,15 +77,13 @@ impl<'a, T> RawRows<'a, T> {
 #[inline(always)]
 pub(crate) fn prefetch<T>(start: *const T, count: usize) {
     let start = start.cast::<u8>();
-    let bytes = count * size_of::<T>();
+    // From the border of the first line on, so that none is asked for twice.
+    let before = start as usize % LINE_BYTES;
+    let bytes = before + count * size_of::<T>();
     let mut at = 0;
     while at < bytes {
-        prefetch_line(start.wrapping_add(at));
+        prefetch_line(start.wrapping_add(at).wrapping_sub(before));
         at += LINE_BYTES;
-    }
-    // A row that does not begin at a line's border ends in one line more.
-    if bytes > 0 && !(start as usize).is_multiple_of(LINE_BYTES) {
-        prefetch_line(start.wrapping_add(bytes - 1));
     }
 }
 

@@ -110,6 +110,13 @@ impl Rule {
         }
     }
 
+    /// Whether a gradient that is not finite leaves a number that is not finite in weights or
+    /// state. Each formula carries it there; only a rule that moves nothing does not.
+    #[inline(always)]
+    pub(crate) fn carries_nonfinite(&self) -> bool {
+        !matches!(self, Self::Stay)
+    }
+
     /// Moves one row: gradient `g` (which it may overwrite), weights `w`, and its state tensors
     /// `a` and `b` in their order (one number: the first of the first group). All in groups over
     /// `dim` columns.
@@ -312,14 +319,19 @@ pub(crate) fn sum_squares_f64(row: &[Lanes]) -> f64 {
     total
 }
 
-/// Whether all numbers are finite: `0 * x` is 0 for those, and NaN for the others.
+/// Whether all numbers are finite. A finite sum proves it with one addition a number; when finite
+/// numbers overflow in their sum, a closer look decides: `0 * x` is 0 for those, NaN for others.
 #[inline(always)]
 pub(crate) fn all_finite(row: &[Lanes]) -> bool {
     let mut sums = Lanes::zero();
     for &x in row {
-        sums = sums + Lanes::zero() * x;
+        sums = sums + x;
     }
-    sums.to_array() == [0.0; LANES]
+    let zero = Lanes::zero();
+    if (sums * zero).to_array() == [0.0; LANES] {
+        return true;
+    }
+    row.iter().all(|&x| (x * zero).to_array() == [0.0; LANES])
 }
 
 #[cfg(test)]

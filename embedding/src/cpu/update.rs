@@ -107,42 +107,51 @@ pub(crate) struct Counts {
 impl Gradients<'_> {
     /// The pooled gradient of a term.
     #[inline(always)]
-    fn term(&self, term: u32) -> &[f32] {
+    fn term(&self, dim: usize, term: u32) -> &[f32] {
         let (feature, bag) = match self.columns.len() {
             1 => (0, term as usize),
             _ => (term as usize / self.bags, term as usize % self.bags),
         };
-        &self.grad[bag * self.stride + self.columns[feature]..][..self.dim]
+        &self.grad[bag * self.stride + self.columns[feature]..][..dim]
     }
 
-    /// Sums row `i`'s gradient into `g`, whose padding it zeroes.
+    /// Sums row `i`'s gradient into `g`, whose padding it zeroes. `dim` is the table's: a
+    /// constant where the caller knows it.
     #[inline(always)]
-    fn sum(&self, i: usize, g: &mut [Lanes]) {
+    fn sum(&self, dim: usize, i: usize, g: &mut [Lanes]) {
         let (low, high) = (self.starts[i] as usize, self.starts[i + 1] as usize);
         for place in low..high {
             if let Some(&next) = self.terms.get(place + TERMS_AHEAD) {
-                prefetch(self.term(next).as_ptr(), self.dim);
+                prefetch(self.term(dim, next).as_ptr(), dim);
             }
-            let term = self.term(self.terms[place]);
-            let scale = if self.scales.is_empty() { 1.0 } else { self.scales[place] };
-            let (groups, tail) = term.as_chunks::<LANES>();
-            let splat = Lanes::splat(scale);
-            if place == low {
-                for (g, &term) in g.iter_mut().zip(groups) {
-                    *g = Lanes::from_array(term) * splat;
+            let term = self.term(dim, self.terms[place]);
+            // A scale of 1 changes no bit: it is left out.
+            match (place == low, self.scales.get(place)) {
+                (true, None) => each_group(g, term, |_, term| term),
+                (false, None) => each_group(g, term, |g, term| g + term),
+                (true, Some(&scale)) => {
+                    let scale = Lanes::splat(scale);
+                    each_group(g, term, |_, term| term * scale);
                 }
-                if let Some(g) = g.get_mut(groups.len()) {
-                    *g = padded(tail) * splat;
-                }
-            } else {
-                for (g, &term) in g.iter_mut().zip(groups) {
-                    *g = *g + Lanes::from_array(term) * splat;
-                }
-                if let Some(g) = g.get_mut(groups.len()) {
-                    *g = *g + padded(tail) * splat;
+                (false, Some(&scale)) => {
+                    let scale = Lanes::splat(scale);
+                    each_group(g, term, |g, term| g + term * scale);
                 }
             }
         }
+    }
+}
+
+/// Replaces each group of `g` by `f` of it and of the same columns of `term`, whose last group
+/// is padded with zeros.
+#[inline(always)]
+fn each_group(g: &mut [Lanes], term: &[f32], f: impl Fn(Lanes, Lanes) -> Lanes) {
+    let (groups, tail) = term.as_chunks::<LANES>();
+    for (g, &term) in g.iter_mut().zip(groups) {
+        *g = f(*g, Lanes::from_array(term));
+    }
+    if let Some(g) = g.get_mut(groups.len()) {
+        *g = f(*g, padded(tail));
     }
 }
 
@@ -244,34 +253,77 @@ fn clip(clip: Clip, g: &mut [Lanes]) {
     }
 }
 
+/// Loads a state tensor of a row: all columns, one number, or none.
+#[inline(always)]
+fn load_state(to: &mut [Lanes], from: &[f32]) {
+    match from {
+        [] => {}
+        &[number] => to[0] = padded(&[number]),
+        columns => load(to, columns),
+    }
+}
+
+/// Whether a state tensor of `columns` columns is finite.
+#[inline(always)]
+fn state_finite(state: &[Lanes], columns: usize) -> bool {
+    match columns {
+        // Reading the whole group back right after its first number was written would stall.
+        1 => state[0].to_array()[0].is_finite(),
+        _ => all_finite(state),
+    }
+}
+
+/// Stores what [`load_state`] loads.
+#[inline(always)]
+fn store_state(to: &mut [f32], from: &[Lanes]) {
+    match to {
+        [] => {}
+        [number] => *number = from[0].to_array()[0],
+        columns => store(columns, from.iter().map(|x| x.to_array())),
+    }
+}
+
+/// Moves the rows of a part whose table has `GROUPS` whole groups of columns, known when this is
+/// compiled, so that a row in work is an array and every loop over it straight code; 0 is any
+/// width, in `buffers`.
+///
 /// # Safety
 /// As [`update_rows`].
 #[inline(always)]
-unsafe fn update_body<E: Stored>(
+unsafe fn update_body<E: Stored, const GROUPS: usize>(
     table: &TableUpdate<'_>,
     weights: &RawRows<'_, E>,
     gradients: &Gradients<'_>,
     buffers: &mut RowBuffers,
 ) -> Counts {
-    let dim = gradients.dim;
+    let mut arrays = [[Lanes::zero(); GROUPS]; 4];
+    let mut word_array = [[0; LANES]; GROUPS];
+    let (dim, g, w, a, b, words) = if GROUPS > 0 {
+        let [g, w, a, b] = &mut arrays;
+        (GROUPS * LANES, &mut g[..], &mut w[..], &mut a[..], &mut b[..], &mut word_array[..])
+    } else {
+        buffers.fit(gradients.dim);
+        let RowBuffers { g, w, a, b, words } = buffers;
+        (gradients.dim, &mut g[..], &mut w[..], &mut a[..], &mut b[..], &mut words[..])
+    };
     let (columns_a, columns_b) = table.state_columns;
-    buffers.fit(dim);
-    let RowBuffers { g, w, a, b, words } = buffers;
+    // Clipping by value would make an infinite gradient finite. Otherwise the row itself shows it.
+    let check_gradient = matches!(table.clip, Clip::Value(_)) || !table.rule.carries_nonfinite();
     let mut counts = Counts::default();
     for (i, (&row, &slot)) in gradients.rows.iter().zip(gradients.slots).enumerate() {
         if let Some(&next) = gradients.slots.get(i + ROWS_AHEAD) {
-            weights.prefetch(next);
+            weights.prefetch_columns(next as usize, 0, dim);
             table.state.prefetch(next);
         }
-        gradients.sum(i, g);
-        if !all_finite(g) {
+        gradients.sum(dim, i, g);
+        if check_gradient && !all_finite(g) {
             counts.nonfinite += 1;
             continue;
         }
         clip(table.clip, g);
         // SAFETY: no other owner has this slot, says the caller, and one row is in work at a
         // time.
-        let stored = unsafe { weights.row(slot) };
+        let stored = unsafe { weights.columns(slot as usize, 0, dim) };
         load(w, stored);
         let state = if columns_a > 0 {
             // SAFETY: as above.
@@ -280,16 +332,15 @@ unsafe fn update_body<E: Stored>(
             &mut []
         };
         let (state_a, state_b) = state.split_at_mut(columns_a);
-        load(a, state_a);
-        load(b, state_b);
-        let groups_a = columns_a.div_ceil(LANES);
-        let groups_b = columns_b.div_ceil(LANES);
-        let (a, b) = (&mut a[..groups_a], &mut b[..groups_b]);
+        let a = &mut a[..columns_a.div_ceil(LANES)];
+        let b = &mut b[..columns_b.div_ceil(LANES)];
+        load_state(a, state_a);
+        load_state(b, state_b);
         table.rule.apply(dim, g, w, a, b);
-        let finite = all_finite(w) && all_finite(a) && all_finite(b);
+        let finite = all_finite(w) && state_finite(a, columns_a) && state_finite(b, columns_b);
         if finite && store_weights(stored, w, table.rounding, row, words) {
-            store(state_a, a.iter().map(|x| x.to_array()));
-            store(state_b, b.iter().map(|x| x.to_array()));
+            store_state(state_a, a);
+            store_state(state_b, b);
             counts.updated += 1;
         } else {
             counts.nonfinite += 1;
@@ -299,7 +350,7 @@ unsafe fn update_body<E: Stored>(
 }
 
 macro_rules! update_kernel {
-    ($name:ident, $body:ident, $element:ty) => {
+    ($name:ident, $body:ident, $element:ty, $groups:literal) => {
         #[inline(always)]
         fn $body(
             table: &TableUpdate<'_>,
@@ -308,7 +359,7 @@ macro_rules! update_kernel {
             buffers: &mut RowBuffers,
         ) -> Counts {
             // SAFETY: private to `update_rows`, whose caller guarantees it.
-            unsafe { update_body(table, weights, gradients, buffers) }
+            unsafe { update_body::<_, $groups>(table, weights, gradients, buffers) }
         }
         simd_kernel!(fn $name = $body(
             table: &TableUpdate<'_>,
@@ -318,10 +369,14 @@ macro_rules! update_kernel {
         ) -> Counts);
     };
 }
-update_kernel!(update_fp32, update_fp32_body, f32);
-update_kernel!(update_fp16, update_fp16_body, F16<false>);
-update_kernel!(update_f16c, update_f16c_body, F16<true>);
-update_kernel!(update_bf16, update_bf16_body, Bf16);
+update_kernel!(fp32_any, fp32_any_body, f32, 0);
+update_kernel!(fp32_16, fp32_16_body, f32, 2);
+update_kernel!(fp32_32, fp32_32_body, f32, 4);
+update_kernel!(fp32_64, fp32_64_body, f32, 8);
+update_kernel!(fp32_128, fp32_128_body, f32, 16);
+update_kernel!(fp16_any, fp16_any_body, F16<false>, 0);
+update_kernel!(f16c_any, f16c_any_body, F16<true>, 0);
+update_kernel!(bf16_any, bf16_any_body, Bf16, 0);
 
 /// Moves the rows of a part.
 ///
@@ -335,10 +390,19 @@ pub(crate) unsafe fn update_rows(
     buffers: &mut RowBuffers,
 ) -> Counts {
     match &table.weights {
-        Weights::Fp32(weights) => update_fp32(simd, table, weights, gradients, buffers),
-        Weights::Fp16(weights) => update_fp16(simd, table, weights, gradients, buffers),
-        Weights::F16c(weights) => update_f16c(simd, table, weights, gradients, buffers),
-        Weights::Bf16(weights) => update_bf16(simd, table, weights, gradients, buffers),
+        Weights::Fp32(weights) => {
+            let kernel = match gradients.dim {
+                16 => fp32_16,
+                32 => fp32_32,
+                64 => fp32_64,
+                128 => fp32_128,
+                _ => fp32_any,
+            };
+            kernel(simd, table, weights, gradients, buffers)
+        }
+        Weights::Fp16(weights) => fp16_any(simd, table, weights, gradients, buffers),
+        Weights::F16c(weights) => f16c_any(simd, table, weights, gradients, buffers),
+        Weights::Bf16(weights) => bf16_any(simd, table, weights, gradients, buffers),
     }
 }
 
@@ -347,7 +411,7 @@ fn square_norms_body(gradients: &Gradients<'_>, buffers: &mut RowBuffers, norms:
     buffers.fit(gradients.dim);
     norms.clear();
     for i in 0..gradients.rows.len() {
-        gradients.sum(i, &mut buffers.g);
+        gradients.sum(gradients.dim, i, &mut buffers.g);
         norms.push(sum_squares_f64(&buffers.g));
     }
 }
