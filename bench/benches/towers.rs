@@ -7,7 +7,9 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tessera_bench::check::close;
 use tessera_bench::draw::Rng;
-use tessera_dense::{Activation, DenseOps, DotShape, InputGrad, Linear, Pass, Rows, RowsMut};
+use tessera_dense::{
+    Activation, DenseOps, DotShape, InputGrad, Layer, Linear, Pass, Rows, RowsMut,
+};
 use tessera_device::{Cpu, Device, HostBuffer};
 
 const BATCH: usize = 512;
@@ -96,12 +98,14 @@ fn gemm(criterion: &mut Criterion) {
         let mut y = zeros(&cpu, BATCH * outputs);
         let mut dx = zeros(&cpu, BATCH * inputs);
         let mut dw = zeros(&cpu, inputs * outputs);
-        let mut scratch = zeros(&cpu, cpu.scratch_len(BATCH, outputs));
+        let mut scratch = zeros(&cpu, cpu.scratch_len(BATCH, layer));
         group.throughput(Throughput::Elements((2 * BATCH * inputs * outputs) as u64));
 
         let mut forward = || {
             let to = RowsMut::new(&mut y, 0, outputs);
-            cpu.linear(pass, layer, Activation::Identity, Rows::new(&x, 0, inputs), &w, to)
+            let layer = Layer { linear: layer, weights: &w };
+            let from = Rows::new(&x, 0, inputs);
+            cpu.linear(pass, layer, Activation::Identity, from, to, &mut scratch)
                 .expect("an answer");
         };
         forward();
@@ -116,15 +120,10 @@ fn gemm(criterion: &mut Criterion) {
 
         let mut to_input = || {
             let to = RowsMut::new(&mut dx, 0, inputs);
-            cpu.linear_grad_input(
-                pass,
-                layer,
-                Rows::new(&dy, 0, outputs),
-                &w,
-                InputGrad::Store,
-                to,
-            )
-            .expect("an answer");
+            let layer = Layer { linear: layer, weights: &w };
+            let from = Rows::new(&dy, 0, outputs);
+            cpu.linear_grad_input(pass, layer, from, InputGrad::Store, to, &mut scratch)
+                .expect("an answer");
         };
         to_input();
         group.bench_function(name("dx = dy W"), |bencher| bencher.iter(&mut to_input));

@@ -1,8 +1,9 @@
-//! Work cut into pieces whose sizes depend on shapes alone, spread over the device's threads.
-//! Every piece computes the same values whoever runs it, so results do not depend on threads.
+//! Work cut into pieces, spread over the device's threads. Every value is computed by one piece in
+//! one order, whoever runs it and wherever pieces end, so results do not depend on threads.
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 use tessera_device::Cpu;
@@ -14,6 +15,9 @@ const PIECE: usize = 8192;
 /// worker costs about as much.
 const ALONE: usize = 4 * PIECE;
 
+/// Least groups of rows that share memory to work in.
+const GROUPS: usize = 4;
+
 /// Runs `piece(0..count)`; `cost` is the number of elementary operations of all together.
 pub fn pieces(cpu: &Cpu, count: usize, cost: usize, piece: impl Fn(usize) + Send + Sync) {
     if alone(cpu, count, cost) {
@@ -21,6 +25,36 @@ pub fn pieces(cpu: &Cpu, count: usize, cost: usize, piece: impl Fn(usize) + Send
     } else {
         cpu.run(|| (0..count).into_par_iter().with_max_len(1).for_each(piece));
     }
+}
+
+/// As [`pieces`], started in order: for pieces that get smaller, so that threads end together.
+pub fn in_order(cpu: &Cpu, count: usize, cost: usize, piece: impl Fn(usize) + Send + Sync) {
+    if alone(cpu, count, cost) {
+        return (0..count).for_each(piece);
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let i = next.fetch_add(1, Ordering::Relaxed)
+            && i < count
+        {
+            piece(i);
+        }
+    };
+    cpu.run(|| {
+        rayon::scope(|scope| {
+            for _ in 1..cpu.threads().min(count) {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
+    });
+}
+
+/// Runs `work`, made of several of the passes here that cost `cost` operations together, on a
+/// worker from the start if they are for workers: going there and back takes longer than passing
+/// work on between workers.
+pub fn together(cpu: &Cpu, cost: usize, work: impl FnOnce() + Send) {
+    if alone(cpu, usize::MAX, cost) { work() } else { cpu.run(work) }
 }
 
 fn alone(cpu: &Cpu, count: usize, cost: usize) -> bool {
@@ -48,6 +82,33 @@ pub fn rows_mut(
     let piece = |(i, chunk): (usize, &mut [f32])| {
         for (r, columns) in chunk.chunks_mut(stride).enumerate() {
             row(i * each + r, &mut columns[..cols]);
+        }
+    };
+    if alone(cpu, rows.div_ceil(each), rows * cols * weight) {
+        out.chunks_mut(stride * each).enumerate().for_each(piece);
+    } else {
+        cpu.run(|| out.par_chunks_mut(stride * each).with_max_len(1).enumerate().for_each(piece));
+    }
+}
+
+/// As [`rows_mut`], calling `group(work, first row, rows)` for groups of `height` rows (the last
+/// may have fewer), with memory to work in that `work` makes for each piece.
+pub fn row_groups<W>(
+    cpu: &Cpu,
+    (rows, cols, weight): (usize, usize, usize),
+    height: usize,
+    (out, stride): (&mut [f32], usize),
+    work: impl Fn() -> W + Send + Sync,
+    group: impl Fn(&mut W, usize, &mut [f32]) + Send + Sync,
+) {
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let each = rows_a_piece(cols, weight).max(GROUPS * height).next_multiple_of(height);
+    let piece = |(i, chunk): (usize, &mut [f32])| {
+        let mut work = work();
+        for (g, rows) in chunk.chunks_mut(stride * height).enumerate() {
+            group(&mut work, i * each + g * height, rows);
         }
     };
     if alone(cpu, rows.div_ceil(each), rows * cols * weight) {
