@@ -29,6 +29,65 @@ pub const fn category_row(value: u64, rows: u64) -> u64 {
     1 + splitmix64(value) % (rows - 1)
 }
 
+/// [`category_row`] of a fixed number of rows, without its division.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CategoryRows {
+    rows_but_first: Remainder,
+}
+
+impl CategoryRows {
+    /// Categories over `rows` rows; the caller guarantees `rows >= 2`.
+    pub(crate) const fn new(rows: u64) -> Self {
+        Self { rows_but_first: Remainder::by(rows - 1) }
+    }
+
+    /// `category_row(value, rows)`.
+    #[inline(always)]
+    pub(crate) const fn row(&self, value: u64) -> u64 {
+        1 + self.rows_but_first.of(splitmix64(value))
+    }
+}
+
+/// Exact remainders by a fixed divisor, where a division would take several times as long.
+///
+/// With `l = ceil(log2(divisor))` and `m = floor(2^64 (2^l - divisor) / divisor) + 1`, the quotient
+/// of n is `(high(m n) + (n - high(m n)) / 2) / 2^(l-1)`, `high` being the upper 64 bits of a
+/// product of 128. Source: Granlund and Montgomery, "Division by invariant integers using
+/// multiplication" (PLDI 1994), figure 4.1, which proves it for every n and divisor.
+#[derive(Clone, Copy, Debug)]
+struct Remainder {
+    divisor: u64,
+    /// `m` above.
+    multiplier: u64,
+    /// 1, or 0 for the divisor 1.
+    shift_before: u32,
+    /// `l - 1`, or 0 for the divisor 1.
+    shift_after: u32,
+}
+
+impl Remainder {
+    /// The caller guarantees `divisor >= 1`.
+    const fn by(divisor: u64) -> Self {
+        let log2_up = u64::BITS - (divisor - 1).leading_zeros();
+        let above = (1u128 << log2_up) - divisor as u128;
+        Self {
+            divisor,
+            // The quotient is below 2^64, since 2^l is below twice the divisor.
+            multiplier: (((above << 64) / divisor as u128) as u64).wrapping_add(1),
+            shift_before: if log2_up == 0 { 0 } else { 1 },
+            shift_after: log2_up.saturating_sub(1),
+        }
+    }
+
+    /// `n % divisor`.
+    #[inline(always)]
+    const fn of(&self, n: u64) -> u64 {
+        let high = ((self.multiplier as u128 * n as u128) >> 64) as u64;
+        let quotient = (high + ((n - high) >> self.shift_before)) >> self.shift_after;
+        n - quotient * self.divisor
+    }
+}
+
 /// A key for a stream of random words, made from words that say what the stream is for.
 pub(crate) const fn key(words: &[u64]) -> u64 {
     let mut hash = 0;
@@ -84,6 +143,7 @@ pub(crate) fn permutation(len: usize, key: u64) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// The outputs of Vigna's splitmix64.c from seed 0.
     #[test]
@@ -104,6 +164,49 @@ mod tests {
         assert_eq!(seen, [false, true, true, true, true, true, true]);
         assert_eq!(category_row(12345, 2), 1);
         assert!((1..1 << 40).contains(&category_row(u64::MAX, 1 << 40)));
+    }
+
+    fn check_remainders(divisor: u64, n: u64) {
+        let fast = Remainder::by(divisor);
+        // Around multiples of the divisor a quotient that is off by one shows.
+        let multiple = n - n % divisor;
+        let near = [multiple.wrapping_sub(1), multiple, multiple.wrapping_add(1)];
+        for n in [0, 1, n, u64::MAX, divisor - 1, divisor, divisor.wrapping_add(1)]
+            .into_iter()
+            .chain(near)
+        {
+            assert_eq!(fast.of(n), n % divisor, "{n} % {divisor}");
+        }
+    }
+
+    #[test]
+    fn remainders_by_the_edges_of_every_width() {
+        for bits in 0..64 {
+            let power = 1u64 << bits;
+            for divisor in [power - 1, power, power + 1, u64::MAX - power + 1, power / 3 * 2] {
+                for n in [0, power, u64::MAX / 3, u64::MAX - 1] {
+                    check_remainders(divisor.max(1), n);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn remainders_are_exact(divisor in 1u64.., shift in 0u32..64, n in any::<u64>()) {
+            check_remainders((divisor >> shift).max(1), n);
+            check_remainders(divisor, n);
+        }
+
+        #[test]
+        fn rows_without_division_are_the_same(
+            rows in 2u64..,
+            shift in 0u32..62,
+            value in any::<u64>(),
+        ) {
+            let rows = (rows >> shift).max(2);
+            prop_assert_eq!(CategoryRows::new(rows).row(value), category_row(value, rows));
+        }
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Jagged {
     }
 }
 
-/// Grows a [`Jagged`] bag by bag; what it holds is well formed at every moment.
+/// Grows a [`Jagged`] bag by bag; what it holds is well formed whenever all bags are closed.
 #[derive(Debug)]
 pub(crate) struct JaggedBuilder {
     inner: Jagged,
@@ -209,6 +209,12 @@ impl JaggedBuilder {
         self.inner.ids.push(RawId(id));
     }
 
+    /// Adds ids as [`JaggedBuilder::push_id`] does.
+    pub(crate) fn push_ids(&mut self, ids: &[i64]) {
+        debug_assert!(self.inner.weights.is_none(), "a weighted feature needs a weight an id");
+        self.inner.ids.extend(ids.iter().copied().map(RawId));
+    }
+
     /// Adds an id and its weight, which the caller knows to be finite. For weighted features.
     pub(crate) fn push_weighted(&mut self, id: i64, weight: f32) {
         debug_assert!(weight.is_finite());
@@ -221,6 +227,14 @@ impl JaggedBuilder {
     /// Closes a bag.
     pub(crate) fn end_bag(&mut self) {
         self.inner.offsets.push(self.inner.ids.len() as u64);
+    }
+
+    /// Closes `bags` bags of `each` ids, which are the ids added since the last bag was closed.
+    pub(crate) fn end_bags(&mut self, bags: usize, each: usize) {
+        let (bags, each) = (bags as u64, each as u64);
+        let closed = self.inner.ids.len() as u64 - bags * each;
+        debug_assert_eq!(self.inner.offsets.last().copied(), Some(closed));
+        self.inner.offsets.extend((1..=bags).map(|bag| closed + bag * each));
     }
 
     /// Adds the bags `range` of `from`, which must be weighted where this is.
@@ -316,6 +330,25 @@ mod tests {
             weighted.then(|| all.iter().map(|pair| pair.1).collect()),
         )
         .unwrap()
+    }
+
+    #[test]
+    fn bags_of_one_length_are_closed_together() {
+        let mut builder = JaggedBuilder::new(false);
+        builder.push_id(5);
+        builder.push_id(6);
+        builder.end_bag();
+        builder.end_bags(0, 1);
+        for id in [7, 8, 9] {
+            builder.push_id(id);
+        }
+        builder.end_bags(3, 1);
+        builder.end_bags(2, 0);
+        builder.push_ids(&[1, 2, 3, 4]);
+        builder.end_bags(2, 2);
+        let lengths = [2, 1, 1, 1, 0, 0, 2, 2];
+        let expected = Jagged::from_lengths(&lengths, ids(&[5, 6, 7, 8, 9, 1, 2, 3, 4]), None);
+        assert_eq!(builder.finish(), expected.unwrap());
     }
 
     proptest! {

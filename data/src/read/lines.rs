@@ -15,6 +15,14 @@ use crate::{DataError, Result};
 /// Bytes of the buffer, and so the longest line.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// Bytes that may be looked at behind every line: whole blocks and words can be loaded at any of
+/// its bytes. What they hold means nothing.
+pub(super) const PADDING: usize = 64;
+
+/// Bytes of text asked for at once. They begin at the front of the buffer, behind an unfinished
+/// line, so that parsing finds them in the core's own cache.
+const READ_BYTES: usize = 1 << 17;
+
 /// Bytes read at once from a compressed file.
 const COMPRESSED_BYTES: usize = 1 << 17;
 
@@ -25,11 +33,40 @@ pub(super) struct Lines {
     /// `None` for plain text.
     compression: Option<&'static str>,
     bytes: Arc<AtomicU64>,
+    /// [`BUFFER_BYTES`] for text and [`PADDING`].
     buffer: Vec<u8>,
     /// What of the buffer is filled and not yet given out.
     filled: Range<usize>,
     at_end: bool,
     lines: u64,
+}
+
+/// A line without its end.
+#[derive(Clone, Copy)]
+pub(super) struct Line<'a> {
+    /// The line and at least [`PADDING`] bytes behind it.
+    padded: &'a [u8],
+    len: usize,
+}
+
+impl<'a> Line<'a> {
+    /// The first `len` bytes of `padded`, less the carriage return of a `\r\n` end. The caller
+    /// guarantees `padded.len() >= len + PADDING`.
+    pub(super) fn new(padded: &'a [u8], len: usize) -> Self {
+        debug_assert!(padded.len() >= len + PADDING);
+        let len = if len > 0 && padded[len - 1] == b'\r' { len - 1 } else { len };
+        Self { padded, len }
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(self) -> &'a [u8] {
+        &self.padded[..self.len]
+    }
+
+    /// Its bytes and at least [`PADDING`] more.
+    pub(super) fn padded(self) -> &'a [u8] {
+        self.padded
+    }
 }
 
 /// A file that counts what is read from it.
@@ -116,7 +153,7 @@ impl Lines {
             source,
             compression,
             bytes,
-            buffer: vec![0; BUFFER_BYTES],
+            buffer: vec![0; BUFFER_BYTES + PADDING],
             filled: 0..0,
             at_end: false,
             lines: 0,
@@ -128,7 +165,7 @@ impl Lines {
     ///
     /// Errors: the system's, damaged or truncated compression, a line longer than the buffer.
     #[inline]
-    pub(super) fn next(&mut self) -> Result<Option<&[u8]>> {
+    pub(super) fn next(&mut self) -> Result<Option<Line<'_>>> {
         let mut searched = 0;
         loop {
             let unseen = &self.buffer[self.filled.start + searched..self.filled.end];
@@ -137,7 +174,7 @@ impl Lines {
                 let end = start + searched + at;
                 self.filled.start = end + 1;
                 self.lines += 1;
-                return Ok(Some(without_return(&self.buffer[start..end])));
+                return Ok(Some(Line::new(&self.buffer[start..], end - start)));
             }
             searched = self.filled.len();
             if self.at_end {
@@ -147,7 +184,7 @@ impl Lines {
                 let rest = self.filled.clone();
                 self.filled.start = self.filled.end;
                 self.lines += 1;
-                return Ok(Some(without_return(&self.buffer[rest])));
+                return Ok(Some(Line::new(&self.buffer[rest.start..], rest.len())));
             }
             self.fill()?;
         }
@@ -167,7 +204,7 @@ impl Lines {
     fn fill(&mut self) -> Result<()> {
         self.buffer.copy_within(self.filled.clone(), 0);
         self.filled = 0..self.filled.len();
-        if self.filled.end == self.buffer.len() {
+        if self.filled.end == BUFFER_BYTES {
             return Err(DataError::bad_file(
                 &self.path,
                 format!(
@@ -176,8 +213,9 @@ impl Lines {
                 ),
             ));
         }
+        let room = self.filled.end..(self.filled.end + READ_BYTES).min(BUFFER_BYTES);
         let got = loop {
-            match self.source.read(&mut self.buffer[self.filled.end..]) {
+            match self.source.read(&mut self.buffer[room.clone()]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => break result.map_err(|source| self.failure(source))?,
             }
@@ -196,11 +234,6 @@ impl Lines {
             None => DataError::Io { operation: "read", path, source },
         }
     }
-}
-
-/// A line without the carriage return of a `\r\n` end.
-fn without_return(line: &[u8]) -> &[u8] {
-    line.strip_suffix(b"\r").unwrap_or(line)
 }
 
 /// Fills `buffer` as far as the file reaches.

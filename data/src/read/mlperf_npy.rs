@@ -137,12 +137,8 @@ impl DayReader {
                 }
             }
             let builder = &mut out.features[feature];
-            for row in 0..rows {
-                for &id in &self.scratch[row * hots..(row + 1) * hots] {
-                    builder.push_id(id);
-                }
-                builder.end_bag();
-            }
+            builder.push_ids(&self.scratch);
+            builder.end_bags(rows, hots);
         }
         out.origins.extend((0..rows as u64).map(|i| Origin { file, row: self.row + i }));
         self.row += rows as u64;

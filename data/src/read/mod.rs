@@ -4,8 +4,10 @@
 //! that batches run across their borders, and does what is the same for every format: it checks
 //! dense values and transforms them.
 
+mod criteo_fields;
 pub(crate) mod criteo_tsv;
 mod lines;
+mod logs;
 pub(crate) mod mlperf_npy;
 mod npy;
 mod parquet;
@@ -19,8 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use self::logs::Logs;
 use crate::batch::BatchBuilder;
-use crate::{Batch, DataError, Format, OnNanDense, Result, Schema, SourceFile, SourceSpec, log1p};
+use crate::{Batch, DataError, Format, OnNanDense, Result, Schema, SourceFile, SourceSpec};
 
 /// What a reader has met so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,7 +133,8 @@ pub(crate) struct Chain {
     files: Arc<[SourceFile]>,
     schema: Schema,
     bad_dense: BadDense,
-    transforms: bool,
+    /// Where dense values are transformed.
+    logs: Option<Logs>,
     /// The unit that is being read or comes next.
     at: usize,
     current: Option<Box<dyn FileReader>>,
@@ -191,7 +195,7 @@ impl Chain {
             units,
             schema: spec.schema.clone(),
             bad_dense,
-            transforms: spec.transforms(),
+            logs: spec.transforms().then(Logs::new),
             at: 0,
             current: None,
             counts: ReadCounts::default(),
@@ -238,26 +242,33 @@ impl Chain {
 
     /// Checks and transforms the dense values of the samples from `first` on.
     fn settle_dense(&mut self, first: usize, out: &mut BatchBuilder) -> Result<()> {
+        let start = first * out.dense_features;
+        if self.bad_dense != BadDense::Keep && !all_finite(&out.dense[start..]) {
+            self.settle_not_finite(start, out)?;
+        }
+        if let Some(logs) = &mut self.logs {
+            logs.log1p(&mut out.dense[start..]);
+        }
+        Ok(())
+    }
+
+    /// Refuses or replaces the dense values from `start` on that are not finite.
+    fn settle_not_finite(&mut self, start: usize, out: &mut BatchBuilder) -> Result<()> {
         let width = out.dense_features;
-        let mut from = first * width;
-        while self.bad_dense != BadDense::Keep
-            && let Some(at) = out.dense[from..].iter().position(|value| !value.is_finite())
-        {
-            from += at;
+        for at in start..out.dense.len() {
+            let value = out.dense[at];
+            if value.is_finite() {
+                continue;
+            }
             if self.bad_dense == BadDense::Refuse {
                 return Err(DataError::NonFiniteDense {
-                    place: out.place(from / width),
-                    column: self.schema.dense[from % width].clone(),
-                    value: out.dense[from],
+                    place: out.place(at / width),
+                    column: self.schema.dense[at % width].clone(),
+                    value,
                 });
             }
-            out.dense[from] = 0.0;
+            out.dense[at] = 0.0;
             self.counts.dense_replaced += 1;
-        }
-        if self.transforms {
-            for value in &mut out.dense[first * width..] {
-                *value = log1p(*value);
-            }
         }
         Ok(())
     }
@@ -322,6 +333,11 @@ impl Reader for Chain {
         let open = self.current.as_ref().map_or(0, |reader| reader.bytes_read());
         ReadCounts { bytes: self.counts.bytes + open, ..self.counts }
     }
+}
+
+/// Whether no value is NaN or infinite. Looks at all of them, which vectors do at once.
+fn all_finite(values: &[f32]) -> bool {
+    values.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 
 /// Opens a file for reading; a directory or a missing file is an error that names it.

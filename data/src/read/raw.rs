@@ -87,6 +87,9 @@ impl FileReader for RawFile {
             out.origins.push(Origin { file, row: self.row });
             self.row += 1;
         }
+        for (&hots, builder) in self.hots.iter().zip(&mut out.features) {
+            builder.end_bags(take, hots);
+        }
         self.bytes += take as u64 * self.record.len() as u64;
         Ok(take)
     }
@@ -105,7 +108,8 @@ impl FileReader for RawFile {
     }
 }
 
-/// Adds the sample of a record of exactly the right size, all but its origin, to `out`.
+/// Adds the sample of a record of exactly the right size, all but its origin and the ends of its
+/// bags, to `out`.
 fn parse_record(record: &[u8], hots: &[usize], out: &mut BatchBuilder) {
     let (words, _) = record.as_chunks::<4>();
     let (label, rest) = (words[0], &words[1..]);
@@ -117,7 +121,6 @@ fn parse_record(record: &[u8], hots: &[usize], out: &mut BatchBuilder) {
         for word in bag {
             builder.push_id(i64::from(i32::from_le_bytes(*word)));
         }
-        builder.end_bag();
         ids = others;
     }
 }

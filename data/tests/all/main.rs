@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod common;
+mod criteo_naive;
 mod mlperf;
 mod parquet;
 mod real_data;
