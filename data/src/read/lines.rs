@@ -19,10 +19,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// its bytes. What they hold means nothing.
 pub(super) const PADDING: usize = 64;
 
-/// Bytes of text asked for at once. They begin at the front of the buffer, behind an unfinished
-/// line, so that parsing finds them in the core's own cache.
-const READ_BYTES: usize = 1 << 17;
-
 /// Bytes read at once from a compressed file.
 const COMPRESSED_BYTES: usize = 1 << 17;
 
@@ -213,9 +209,8 @@ impl Lines {
                 ),
             ));
         }
-        let room = self.filled.end..(self.filled.end + READ_BYTES).min(BUFFER_BYTES);
         let got = loop {
-            match self.source.read(&mut self.buffer[room.clone()]) {
+            match self.source.read(&mut self.buffer[self.filled.end..BUFFER_BYTES]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => break result.map_err(|source| self.failure(source))?,
             }
