@@ -25,6 +25,8 @@ pub enum Command {
     Predict(Predict),
     /// Write a checkpoint's weights as one safetensors file
     Export(Export),
+    /// Plan which rank keeps which part of which table
+    Plan(Plan),
     /// Make, convert and look at data
     #[command(subcommand)]
     Data(Data),
@@ -111,6 +113,100 @@ pub enum Layout {
     Dlrm,
     /// The state dict of TorchRec's DLRM and DLRM_DCN
     Torchrec,
+}
+
+/// `tessera plan`.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Configuration whose tables are planned (docs/config.md lists every key)
+    #[arg(required_unless_present_any = ["tables", "costs"])]
+    pub config: Option<PathBuf>,
+    /// Change one key of the configuration, such as table.0.rows=10; repeatable
+    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
+    pub set: Vec<String>,
+    /// Plan a set of tables: a CSV file with rows and more (docs/planning.md lists its columns)
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["config", "costs"])]
+    pub tables: Option<PathBuf>,
+    /// Plan tables whose costs are known: a CSV file with table, rows, dim, cost and bytes
+    #[arg(long, value_name = "FILE.csv", conflicts_with = "config", requires = "bytes_max")]
+    pub costs: Option<PathBuf>,
+    /// Memory of a rank, in bytes, for --costs
+    #[arg(long, value_name = "BYTES", requires = "costs")]
+    pub bytes_max: Option<u64>,
+    /// Speeds and memory: a TOML file, or one of cpu, a100 and h100
+    /// [default: cpu; with --tables: h100]
+    #[arg(long, value_name = "T.toml", conflicts_with = "costs")]
+    pub topology: Option<String>,
+    /// Ranks over all replicas [default: the configuration's parallel.ranks]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Groups of two-dimensional parallelism, or `auto` for the number that costs least
+    /// [default: the configuration's parallel.replicas]
+    #[arg(long, value_name = "M", conflicts_with = "costs")]
+    pub replicas: Option<Replicas>,
+    /// Print what every number of replicas costs, instead of a plan
+    #[arg(long, conflicts_with_all = ["costs", "replicas"])]
+    pub curve: bool,
+    /// Which ranks form a group
+    #[arg(long, value_enum, default_value_t, conflicts_with = "costs")]
+    pub placement: GroupPlacement,
+    /// Steps between synchronisations of replicas [default: the configuration's
+    /// parallel.sync_every]
+    #[arg(long, value_name = "STEPS", conflicts_with = "costs", value_parser = clap::value_parser!(u64).range(1..))]
+    pub sync_every: Option<u64>,
+    /// Count the ids of this many batches of the configuration's training data
+    #[arg(long, value_name = "BATCHES", requires = "config")]
+    pub sample: Option<u64>,
+    /// Send unique rows only, so that all plans give the same bits
+    #[arg(long, conflicts_with = "costs")]
+    pub exact: bool,
+    /// Samples of a step over all ranks, for --tables
+    #[arg(long, value_name = "SAMPLES", requires = "tables", default_value_t = 65_536)]
+    pub batch_size: u64,
+    /// Optimizer whose state the tables of --tables keep
+    #[arg(long, value_name = "KIND", requires = "tables", default_value = "adagrad")]
+    pub optimizer: String,
+    /// Columns of each table of --tables whose file does not tell
+    #[arg(long, value_name = "COLUMNS", requires = "tables", default_value_t = 128)]
+    pub dim: usize,
+    /// Column of --tables that holds the rows
+    /// [default: the first of rows, vocabulary_size, hash_size and mlperf_v2_rows]
+    #[arg(long, value_name = "COLUMN", requires = "tables")]
+    pub rows_column: Option<String>,
+    /// Print JSON: what parallel.plan of a configuration takes, with the estimates
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--replicas`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replicas {
+    /// The number that costs least.
+    Auto,
+    /// So many.
+    Fixed(usize),
+}
+
+impl std::str::FromStr for Replicas {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<usize>() {
+            Ok(count) if count > 0 => Ok(Self::Fixed(count)),
+            _ if text == "auto" => Ok(Self::Auto),
+            _ => Err("a whole number from 1, or auto".into()),
+        }
+    }
+}
+
+/// Which ranks form a group of two-dimensional parallelism.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum GroupPlacement {
+    /// Group g is g, g + M, ...: replicas are neighbours
+    #[default]
+    Strided,
+    /// Neighbours form a group
+    Contiguous,
 }
 
 /// `tessera data`.

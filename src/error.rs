@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use tessera_data::DataError;
+use tessera_embedding::EmbeddingError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,14 +53,14 @@ pub enum Error {
     Data(#[from] DataError),
     /// An embedding table refused.
     #[error(transparent)]
-    Embedding(#[from] tessera_embedding::EmbeddingError),
+    Embedding(#[from] EmbeddingError),
     /// An id that its table does not have, with the place it was read from.
     #[error("{place}: {source}")]
     BadInput {
         /// File and row.
         place: String,
         /// Table, feature, sample and id.
-        source: Box<tessera_embedding::EmbeddingError>,
+        source: Box<EmbeddingError>,
     },
     /// The dense network refused.
     #[error(transparent)]
@@ -131,7 +132,10 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Usage(_) | Self::Data(DataError::Spec { .. }) => 2,
+            Self::Config(_)
+            | Self::Usage(_)
+            | Self::Data(DataError::Spec { .. })
+            | Self::Embedding(EmbeddingError::Plan { .. } | EmbeddingError::PlanInput { .. }) => 2,
             _ => 1,
         }
     }

@@ -17,6 +17,7 @@ pub mod evaluation;
 pub mod export;
 pub mod metrics;
 pub mod model;
+pub mod plan;
 pub mod predict;
 pub mod progress;
 pub mod ranking;

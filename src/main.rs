@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tessera::cli::{Cli, Command};
-use tessera::{Result, console, data_cmd, doctor, evaluate, export, predict, train};
+use tessera::{Result, console, data_cmd, doctor, evaluate, export, plan, predict, train};
 
 fn main() -> ExitCode {
     // Usage errors exit with 2 here, as --help and --version exit with 0.
@@ -41,6 +41,7 @@ fn run(command: &Command) -> Result<ExitCode> {
         Command::Eval(args) => evaluate::run(args)?,
         Command::Predict(args) => predict::run(args)?,
         Command::Export(args) => export::run(args)?,
+        Command::Plan(args) => plan::run(args)?,
         Command::Data(command) => data_cmd::run(command)?,
         Command::Doctor(args) => {
             let report = doctor::examine()?;

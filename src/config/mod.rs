@@ -11,6 +11,7 @@ mod section;
 mod table;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod value;
 
 use std::collections::BTreeSet;
@@ -20,7 +21,10 @@ use std::path::{Path, PathBuf};
 
 use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticSpec};
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec, Schedule};
+use tessera_embedding::plan::Sharding;
 use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
+
+pub use topology::load_topology;
 
 /// One thing that is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +190,8 @@ pub struct TableConfig {
     pub weighted: bool,
     /// Type of a stored element.
     pub precision: Precision,
+    /// How ranks share it; `None` leaves that to the planner.
+    pub sharding: Option<Sharding>,
     /// First values.
     pub init: Init,
     /// Optimizer of this table.

@@ -1,6 +1,7 @@
 //! `[[table]]` with its first values and its own optimizer.
 
 use tessera_data::Format;
+use tessera_embedding::plan::Sharding;
 use tessera_embedding::{Init, Pooling, Precision, SparseOptimizer};
 
 use super::section::Section;
@@ -65,22 +66,27 @@ pub(super) fn table(
         &[("fp32", Precision::Fp32), ("fp16", Precision::Fp16), ("bf16", Precision::Bf16)],
     );
     // On one rank every way of cutting a table is the whole table.
-    let shardings = [
-        "auto",
-        "data_parallel",
-        "table_wise",
-        "column_wise",
-        "row_wise",
-        "table_row_wise",
-        "grid",
-    ];
-    section.choice("sharding", &shardings.map(|name| (name, ())));
+    let mut shardings = vec![("auto", None)];
+    shardings.extend(Sharding::ALL.map(|sharding| (sharding.name(), Some(sharding))));
+    let sharding = section.choice("sharding", &shardings);
     section.choice("kind", &[("static", ())]);
     let init = init(section.section("init"));
     let own = section.section("optimizer");
     let optimizer = own_optimizer(&section, own, shared);
     section.finish(None);
-    TableConfig { name, rows, dim, features, hots, pooling, weighted, precision, init, optimizer }
+    TableConfig {
+        name,
+        rows,
+        dim,
+        features,
+        hots,
+        pooling,
+        weighted,
+        precision,
+        sharding,
+        init,
+        optimizer,
+    }
 }
 
 /// Most ids in a bag of a fixed number of ids: a batch of such bags must fit memory.

@@ -11,7 +11,7 @@ use super::{Grid2d, Placement, Topology};
 use crate::{EmbeddingError, Result};
 
 /// One number of replicas.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct CurvePoint {
     /// The groups.
     pub grid: Grid2d,
@@ -25,10 +25,8 @@ pub struct CurvePoint {
     pub sync_ms: f64,
     /// Memory of the fullest rank.
     pub memory_bytes: u64,
-    /// The group's plan; `None` when its tables have no room.
-    pub planned: Option<Planned>,
-    /// What has no room.
-    pub lacking: Option<String>,
+    /// The group's plan, or which table has no room ([`EmbeddingError::CannotPlace`]).
+    pub planned: Result<Planned>,
 }
 
 impl CurvePoint {
@@ -36,8 +34,8 @@ impl CurvePoint {
     #[must_use]
     pub fn total_ms(&self) -> f64 {
         match self.planned {
-            Some(_) => self.work_ms + self.latency_ms + self.imbalance_ms + self.sync_ms,
-            None => f64::INFINITY,
+            Ok(_) => self.work_ms + self.latency_ms + self.imbalance_ms + self.sync_ms,
+            Err(_) => f64::INFINITY,
         }
     }
 }
@@ -71,6 +69,10 @@ fn point(
     workload: &Workload,
     budget: Budget,
 ) -> Result<CurvePoint> {
+    let planned = match plan(tables, grid, topology, workload, budget) {
+        Err(error @ EmbeddingError::CannotPlace { .. }) => Err(error),
+        other => Ok(other?),
+    };
     let mut point = CurvePoint {
         grid,
         work_ms: 0.0,
@@ -78,22 +80,15 @@ fn point(
         imbalance_ms: 0.0,
         sync_ms: 0.0,
         memory_bytes: 0,
-        planned: None,
-        lacking: None,
+        planned,
     };
-    match plan(tables, grid, topology, workload, budget) {
-        Err(error @ EmbeddingError::CannotPlace { .. }) => point.lacking = Some(error.to_string()),
-        Err(error) => return Err(error),
-        Ok(planned) => {
-            point.work_ms = planned.cost_mean();
-            point.latency_ms = planned.latency_ms;
-            point.imbalance_ms = planned.cost_max() - planned.cost_mean();
-            point.sync_ms =
-                sync_ms(tables, &planned, grid, topology, workload)? / sync_every.max(1) as f64;
-            point.memory_bytes =
-                planned.ranks.iter().map(|rank| rank.memory_bytes).max().unwrap_or(0);
-            point.planned = Some(planned);
-        }
+    if let Ok(planned) = &point.planned {
+        point.work_ms = planned.cost_mean();
+        point.latency_ms = planned.latency_ms;
+        point.imbalance_ms = planned.cost_max() - planned.cost_mean();
+        let sync = sync_ms(tables, planned, grid, topology, workload)?;
+        point.sync_ms = sync / sync_every.max(1) as f64;
+        point.memory_bytes = planned.ranks.iter().map(|rank| rank.memory_bytes).max().unwrap_or(0);
     }
     Ok(point)
 }

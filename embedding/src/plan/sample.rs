@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn even_cuts_follow_the_ids() {
-        // Half of the ids below row 10 of 1000.
-        let ids: Vec<i64> = (0..1000).map(|i| if i % 2 == 0 { i % 10 } else { i }).collect();
+        // Half of the ids below row 200 of 1000.
+        let ids: Vec<i64> = (0..1000).map(|i| if i % 2 == 0 { i % 200 } else { i }).collect();
         let stats = stats(1000, &[&ids]);
         for parts in [1, 2, 3, 7, 2000] {
             let cuts = stats.even_cuts(parts);

@@ -128,10 +128,9 @@ impl<'p> Placed<'p> {
         let span = self.layout(table).span;
         let loads = &self.piece(table, piece).loads;
         !self.at[table].contains(&place)
-            && self
-                .members(span, place)
-                .zip(loads)
-                .all(|(rank, load)| self.memory[rank].saturating_add(load.memory) <= room)
+            && self.members(span, place).zip(loads).all(|(rank, load)| {
+                self.memory[rank].checked_add(load.memory).is_some_and(|sum| sum <= room)
+            })
     }
 
     pub(super) fn put(&mut self, table: usize, piece: usize, place: usize) {

@@ -124,15 +124,13 @@ fn search(
                     }
                 };
                 let ended = improve(&mut placed, steps, GOOD, deadline);
+                let enough = placed.peak() <= bound * ENOUGH;
                 let worth = |best: &Placed<'_>| placed.peak() < best.peak() * MEMORY_WORTH;
                 if best.as_ref().is_none_or(worth) {
                     best = Some(placed);
                 }
-                if ended == Ended::Clock {
+                if ended == Ended::Clock || enough {
                     return Ok((best.expect("there is one by now"), ended));
-                }
-                if best.as_ref().is_some_and(|best| best.peak() <= bound * ENOUGH) {
-                    break;
                 }
             }
             seen.push(choice);

@@ -7,7 +7,7 @@ use crate::{EmbeddingError, Result};
 pub struct Link {
     /// 10^9 bytes a second that one rank can send while all others do.
     pub gb_per_s: f64,
-    /// Microseconds that a message of no bytes takes.
+    /// Microseconds that a message of no bytes takes; messages to several peers follow each other.
     pub latency_us: f64,
 }
 
@@ -47,12 +47,12 @@ impl Topology {
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         let link = |gb_per_s, latency_us| Link { gb_per_s, latency_us };
-        let gpu = |device_gb_per_s, nvlink, host_gb_per_s| Self {
+        let gpu = |device_gb_per_s, nvlink, adapter, host_gb_per_s| Self {
             name: name.to_owned(),
             ranks_per_node: Some(8),
             device_gb_per_s,
-            intra_node: link(nvlink, 5.0),
-            inter_node: link(nvlink / 12.0, 15.0),
+            intra_node: link(nvlink, 2.0),
+            inter_node: link(adapter, 5.0),
             host_gb_per_s,
             ssd_gb_per_s: 3.0,
             device_bytes: 80_000_000_000,
@@ -76,10 +76,9 @@ impl Topology {
                 reserve_bytes: 2_000_000_000,
             }),
             // HBM2e, NVLink 3, one 200 Gb/s adapter a GPU, PCIe 4.
-            "a100" => Some(gpu(2039.0, 300.0, 25.0)),
-            // HBM3, NVLink 4, PCIe 5; one 400 Gb/s adapter a GPU is 50, of which three quarters
-            // are counted on, as for the A100.
-            "h100" => Some(gpu(3350.0, 450.0, 55.0)),
+            "a100" => Some(gpu(2039.0, 300.0, 25.0, 25.0)),
+            // HBM3, NVLink 4, one 400 Gb/s adapter a GPU, PCIe 5.
+            "h100" => Some(gpu(3350.0, 450.0, 50.0, 55.0)),
             _ => None,
         }
     }

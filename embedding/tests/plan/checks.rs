@@ -311,9 +311,10 @@ fn the_curve_weighs_memory_against_exchange() {
     let groups: Vec<usize> = points.iter().map(|point| point.grid.groups()).collect();
     assert_eq!(groups, [1, 2, 4, 8, 16]);
     assert_eq!(points[0].sync_ms, 0.0);
-    let fit: Vec<bool> = points.iter().map(|point| point.planned.is_some()).collect();
+    let fit: Vec<bool> = points.iter().map(|point| point.planned.is_ok()).collect();
     assert_eq!(fit, [true, true, false, false, false]);
-    assert!(points[2].lacking.as_ref().unwrap().contains("no room for table"));
+    let error = points[2].planned.as_ref().unwrap_err().to_string();
+    assert!(error.contains("no room for table"), "{error}");
     assert!(points[1].memory_bytes > points[0].memory_bytes * 3 / 2);
     assert!(points[1].sync_ms > 0.0 && points[1].latency_ms < points[0].latency_ms);
     assert_eq!(points[2].total_ms(), f64::INFINITY);

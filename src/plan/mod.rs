@@ -1,0 +1,190 @@
+//! `tessera plan`: which rank keeps which part of which table, before anything is trained.
+
+mod csv;
+mod report;
+mod sample;
+mod tables;
+
+use tessera_embedding::plan::{
+    Budget, CurvePoint, Grid2d, Placement, PlanFile, Route, TableLoad, Topology, Workload, curve,
+    plan, plan_given,
+};
+
+use crate::cli::{GroupPlacement, Plan, Replicas};
+use crate::config::{Config, load_topology};
+use crate::{Error, Result, console};
+
+/// Steps of search for each point of a curve: its costs matter more than its last percent.
+const CURVE_STEPS: usize = 2_000;
+
+/// Runs the command.
+///
+/// Errors: [`Error::Usage`] and [`Error::Config`] for wrong input;
+/// [`tessera_embedding::EmbeddingError::CannotPlace`] when a table has no room.
+pub fn run(args: &Plan) -> Result<()> {
+    if let Some(path) = &args.costs {
+        return from_costs(args, path);
+    }
+    let job = Job::new(args)?;
+    let replicas = match args.replicas {
+        None if args.curve => Replicas::Auto,
+        None => Replicas::Fixed(job.replicas),
+        Some(replicas) => replicas,
+    };
+    let (points, groups) = match replicas {
+        Replicas::Fixed(groups) => (Vec::new(), groups),
+        Replicas::Auto => best(job.curve()?)?,
+    };
+    if args.curve {
+        return console::print(if args.json {
+            json(&report::curve_json(&points, groups))
+        } else {
+            report::curve_text(&points, groups)
+        });
+    }
+    let grid = Grid2d::new(job.ranks, groups, job.placement)?;
+    let mut planned = plan(&job.tables, grid, &job.topology, &job.workload, Budget::default())?;
+    planned.notes.extend(job.notes.iter().cloned());
+    if args.json {
+        return console::print(json(&PlanFile::new(&planned)));
+    }
+    let mut text = String::new();
+    if !points.is_empty() {
+        text = report::curve_text(&points, groups) + "\n";
+    }
+    console::print(text + &report::plan_text(&planned, &job.heading(grid), report::Unit::Ms))
+}
+
+fn from_costs(args: &Plan, path: &std::path::Path) -> Result<()> {
+    let ranks = args.ranks.ok_or_else(|| Error::Usage("--costs needs --ranks".into()))?;
+    let bytes_max = args.bytes_max.unwrap_or(u64::MAX);
+    let (tables, notes) = tables::given(path)?;
+    let mut planned = plan_given(&tables, ranks, bytes_max, Budget::default())?;
+    planned.notes.extend(notes);
+    if args.json {
+        return console::print(json(&PlanFile::new(&planned)));
+    }
+    let heading = format!(
+        "{} tables with the costs of {} on {ranks} ranks of {}",
+        tables.len(),
+        path.display(),
+        report::size(bytes_max)
+    );
+    console::print(report::plan_text(&planned, &heading, report::Unit::Given))
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("reports have string keys only") + "\n"
+}
+
+/// The points, and the number of groups of the one that costs least.
+fn best(points: Vec<CurvePoint>) -> Result<(Vec<CurvePoint>, usize)> {
+    let fit = points.iter().filter(|point| point.planned.is_ok());
+    let least = fit.min_by(|a, b| a.total_ms().total_cmp(&b.total_ms()));
+    match least.map(|point| point.grid.groups()) {
+        Some(groups) => Ok((points, groups)),
+        // One group asks the least of a rank, so that its reason is the one to tell.
+        None => match points.into_iter().next().map(|point| point.planned) {
+            Some(Err(error)) => Err(error.into()),
+            _ => unreachable!("every number of ranks forms one group, and none had room"),
+        },
+    }
+}
+
+/// What is planned.
+struct Job {
+    tables: Vec<TableLoad>,
+    ranks: usize,
+    replicas: usize,
+    placement: Placement,
+    sync_every: u64,
+    topology: Topology,
+    workload: Workload,
+    notes: Vec<String>,
+}
+
+impl Job {
+    fn new(args: &Plan) -> Result<Self> {
+        let placement = match args.placement {
+            GroupPlacement::Strided => Placement::Strided,
+            GroupPlacement::Contiguous => Placement::Contiguous,
+        };
+        let mut notes = Vec::new();
+        let config = match &args.config {
+            Some(path) => Some(Config::load(path, &args.set)?),
+            None => None,
+        };
+        let parallel = |key: &str| {
+            let section = config.as_ref()?.resolved.get("parallel")?;
+            section.get(key)?.as_integer().and_then(|value| u64::try_from(value).ok())
+        };
+        let ranks = match (args.ranks, parallel("ranks")) {
+            (Some(ranks), _) => ranks,
+            (None, Some(ranks)) => ranks as usize,
+            (None, None) => return Err(Error::Usage("--tables needs --ranks".into())),
+        };
+        if ranks == 0 {
+            return Err(Error::Usage("--ranks 0: at least 1 is needed".into()));
+        }
+        let default = if config.is_some() { "cpu" } else { "h100" };
+        let topology = load_topology(args.topology.as_deref().unwrap_or(default))?;
+        let (tables, batch_size, dual_buffers) = match (&config, &args.tables) {
+            (Some(config), _) => {
+                let mut tables = tables::of_config(config);
+                if let Some(batches) = args.sample {
+                    notes.push(sample::count(config, batches, &mut tables)?);
+                }
+                let serial = config.pipeline.mode == crate::config::PipelineMode::Serial;
+                (tables, config.data.batch_size as u64, !serial)
+            }
+            (None, Some(path)) => {
+                let (tables, found) = tables::of_file(path, args)?;
+                notes.extend(found);
+                (tables, args.batch_size, true)
+            }
+            (None, None) => unreachable!("the command line requires one of the two"),
+        };
+        let workload = Workload {
+            row_buffers: if dual_buffers { 2 } else { 0 },
+            route: args.exact.then_some(Route::Unique),
+            ..Workload::new(batch_size as f64 / ranks as f64)
+        };
+        Ok(Self {
+            tables,
+            ranks,
+            replicas: parallel("replicas").unwrap_or(1) as usize,
+            placement,
+            sync_every: args.sync_every.or(parallel("sync_every")).unwrap_or(1),
+            topology,
+            workload,
+            notes,
+        })
+    }
+
+    fn curve(&self) -> Result<Vec<CurvePoint>> {
+        let budget = Budget { steps: CURVE_STEPS, ..Budget::default() };
+        Ok(curve(
+            &self.tables,
+            self.ranks,
+            self.placement,
+            self.sync_every,
+            &self.topology,
+            &self.workload,
+            budget,
+        )?)
+    }
+
+    fn heading(&self, grid: Grid2d) -> String {
+        let groups = match grid.groups() {
+            1 => String::new(),
+            groups => format!(", {groups} groups of {}", grid.ranks()),
+        };
+        format!(
+            "{} tables on {} ranks{groups}, topology {}, {} samples a rank",
+            self.tables.len(),
+            self.ranks,
+            self.topology.name,
+            self.workload.batch_per_rank
+        )
+    }
+}

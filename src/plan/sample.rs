@@ -1,0 +1,53 @@
+//! Real ids for the planner: counts of the first batches of the training data.
+
+use tessera_data::open;
+use tessera_embedding::plan::{IdCounter, TableLoad};
+
+use crate::cli::Split;
+use crate::config::Config;
+use crate::{Error, Result, source};
+
+/// Counts the ids of `batches` batches into `tables` (the configuration's, the wide parts after
+/// them). Gives a note of how much was read.
+///
+/// Errors: bad data, by file and row; a configuration without training data.
+pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> Result<String> {
+    if batches == 0 {
+        return Err(Error::Usage("--sample 0: at least one batch is needed".into()));
+    }
+    let of: Vec<usize> = config.features().map(|(table, _, _)| table).collect();
+    let count = config.tables.len();
+    let mut counters: Vec<IdCounter> =
+        config.tables.iter().map(|table| IdCounter::new(table.rows)).collect();
+    let mut ids = vec![0usize; of.len()];
+    let mut samples = 0;
+    let mut reader = open(&source::required(config, Split::Train)?)?;
+    for _ in 0..batches {
+        let batch = reader.read(config.data.batch_size)?;
+        if batch.samples() == 0 {
+            break;
+        }
+        samples += batch.samples();
+        for (total, bags) in ids.iter_mut().zip(batch.features()) {
+            *total += bags.ids().len();
+        }
+        for (table, counter) in counters.iter_mut().enumerate() {
+            let features = batch.features().iter().zip(&of).filter(|(_, of)| **of == table);
+            counter.batch(features.flat_map(|(bags, _)| bags.ids().iter().map(|id| id.0)));
+        }
+    }
+    if samples == 0 {
+        return Err(Error::Usage("--sample: the training data is empty".into()));
+    }
+    let stats: Vec<_> = counters.into_iter().map(IdCounter::finish).collect();
+    let distinct: u64 = stats.iter().flatten().map(|stats| stats.distinct()).sum();
+    for (number, table) in tables.iter_mut().enumerate() {
+        let of_table = ids.iter().zip(&of).filter(|(_, of)| **of == number % count);
+        table.ids_per_sample = of_table.map(|(&total, _)| total as f64 / samples as f64).collect();
+        table.stats = stats[number % count].clone();
+    }
+    Ok(format!(
+        "ids of {samples} samples were counted: {} ids, {distinct} different rows",
+        ids.iter().sum::<usize>()
+    ))
+}
