@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -104,7 +105,15 @@ impl Communicator {
         let (tasks, queue) = bounded::<Task>(QUEUED_OPERATIONS);
         std::thread::Builder::new()
             .name(format!("comm-{name}-{rank}"))
-            .spawn(move || queue.into_iter().for_each(|task| task(&mut engine)))
+            .spawn(move || {
+                for task in queue {
+                    // The thread must outlive a fault, or nobody would answer who waits for the
+                    // operations behind it.
+                    if catch_unwind(AssertUnwindSafe(|| task(&mut engine))).is_err() {
+                        engine.panicked();
+                    }
+                }
+            })
             .map_err(|error| CommError::Thread {
                 communicator: name.to_owned(),
                 reason: error.to_string(),
@@ -349,13 +358,21 @@ impl Communicator {
         Ok(created.expect("a rank with a color is in a group"))
     }
 
+    /// Makes the world fail for a reason outside of its operations, such as a file that cannot be
+    /// read: the other ranks' operations end at once and say it. Does nothing if the world has
+    /// failed already.
+    pub fn give_up(&self, reason: &str) {
+        let (rank, cause) = (self.group.world_rank(), reason.to_owned());
+        self.transport.poison(Failure { rank, cause });
+    }
+
     /// Waits until all operations posted are done, and leaves the group.
     ///
     /// Errors: the first failure of an operation, also of one that nobody waited for.
     pub fn close(self) -> Result<()> {
         if let Executor::Thread(tasks) = &self.executor {
             let (done, wait) = bounded::<()>(1);
-            // If the thread is gone, so is `done`, and the wait ends.
+            // The thread lives as long as this sender.
             let _ = tasks.send(Box::new(move |_| drop(done)));
             let _ = wait.recv();
         }
@@ -394,7 +411,7 @@ impl Communicator {
                     // Nobody may be waiting.
                     let _ = done.send(engine.run(&op, body));
                 });
-                // If the thread is gone, the task is dropped, and waiting for it says so.
+                // The thread lives as long as this sender.
                 let _ = tasks.send(task);
                 Pending::posted(result, Arc::clone(&self.group))
             }
@@ -405,8 +422,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cause = "it panicked".to_owned();
-            self.transport.poison(Failure { rank: self.group.world_rank(), cause });
+            self.give_up("it panicked");
         }
     }
 }
@@ -470,4 +486,28 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+
+    #[test]
+    fn a_fault_on_the_communication_thread_is_an_error_everywhere() {
+        let mut world = threads::world(2, &Options::default()).unwrap();
+        let (second, first) = (world.remove(1), world.remove(0));
+        let op = first.op(Kind::Barrier, Dtype::U8, 0, 0);
+        let faulty = first.post(op, |_, _| -> Result<()> { panic!("a fault, on purpose") });
+        assert!(matches!(faulty.wait(), Err(CommError::WorkerLost { .. })));
+        let error = first.barrier().wait().unwrap_err();
+        assert!(
+            error.to_string().starts_with("communicator 'world' refuses barrier #1"),
+            "{error}"
+        );
+        let error = second.barrier().wait().unwrap_err();
+        let CommError::WorldFailed { rank: 0, cause, .. } = &error else { panic!("{error}") };
+        assert_eq!(cause, "its communication panicked");
+        assert!(second.close().is_err());
+    }
 }

@@ -132,6 +132,15 @@ impl Engine {
         Ok(messages.into_iter().flatten().collect())
     }
 
+    /// Notes that an operation panicked: a fault of this crate, after which nothing can be relied
+    /// on.
+    pub(crate) fn panicked(&self) {
+        let communicator = self.group.name.clone();
+        self.group.failed.get_or_init(|| CommError::WorkerLost { communicator });
+        let (rank, cause) = (self.group.world_rank(), "its communication panicked".to_owned());
+        self.transport.poison(Failure { rank, cause });
+    }
+
     /// This rank's end of a new group; see [`Transport::group`].
     pub(crate) fn subgroup(&self, id: u64, members: &[usize]) -> Result<Arc<dyn Transport>> {
         self.transport.group(id, members)

@@ -164,8 +164,8 @@ pub enum CommError {
         /// What the system said.
         reason: String,
     },
-    /// The communicator's thread ended although it had work: a fault of this crate.
-    #[error("communicator '{communicator}': its thread ended before the operation was done")]
+    /// An operation panicked on the communicator's thread: a fault of this crate.
+    #[error("communicator '{communicator}': an operation panicked, see its message above")]
     WorkerLost {
         /// Name of the communicator.
         communicator: String,

@@ -33,10 +33,14 @@ mod header;
 mod inbox;
 mod launch;
 mod metrics;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod payload;
 mod pending;
 mod reduce;
 mod single;
+#[cfg(any(feature = "mpi", test))]
+mod split;
 pub mod threads;
 mod transport;
 mod wire;

@@ -175,10 +175,6 @@ impl Transport for End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let rank = self.members[self.rank];
-            self.world.fail(Failure { rank, cause: "it panicked".to_owned() });
-        }
         for (peer, inbox) in self.matrix.inboxes.iter().enumerate() {
             if peer != self.rank {
                 inbox.depart(self.rank, "it has left the group");

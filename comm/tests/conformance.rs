@@ -78,3 +78,26 @@ fn two_worlds_live_in_one_process() {
         }
     });
 }
+
+#[test]
+fn vectors_come_back_on_threads() {
+    threads::run(3, &Options::default(), |comm| {
+        // all_reduce returns the vector it was given: when its second exchange ends, no peer
+        // reads it any more.
+        for _ in 0..50 {
+            let values = vec![1.0f32; 50_000];
+            let at = values.as_ptr();
+            let sums = comm.all_reduce(values).wait().unwrap();
+            assert_eq!(sums.as_ptr(), at);
+            assert_eq!(sums, vec![3.0; 50_000]);
+        }
+        // What was sent is in the pool once all have read it.
+        let send: Vec<u64> = Vec::from_iter(0..777);
+        let at = send.as_ptr();
+        comm.all_gather(send).wait().unwrap();
+        comm.barrier().wait().unwrap();
+        let again = comm.buffer::<u64>(700);
+        assert_eq!(again.as_ptr(), at);
+    })
+    .unwrap();
+}

@@ -217,6 +217,23 @@ fn a_rank_that_leaves_is_missed_at_once() {
 }
 
 #[test]
+fn a_rank_that_gives_up_says_why() {
+    let messages = soon(3, |comm| {
+        let other = comm.duplicate("other").unwrap();
+        if comm.rank() == 2 {
+            comm.give_up("day_3.npy: unexpected end of file");
+            comm.give_up("and something else");
+        }
+        message(other.barrier().wait())
+    });
+    for message in messages {
+        let text = "barrier #0 (step 0, communicator 'other') given up because rank 2 failed: \
+                    day_3.npy: unexpected end of file";
+        assert_eq!(message, text);
+    }
+}
+
+#[test]
 fn leaving_in_different_order_is_no_failure() {
     // Rank 0 leaves `a` with an operation in flight that rank 1 joins only after `b`.
     soon(2, |comm| {
