@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::communicator::Group;
 use crate::engine::{Engine, Op};
+use crate::group::Group;
 use crate::header::Header;
 use crate::payload::{Payload, Shared};
 use crate::reduce::{self, Combine};

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::Group;
+use crate::group::Group;
 use crate::header::{Header, Kind};
 use crate::metrics::Handles;
 use crate::payload::Payload;

@@ -29,6 +29,7 @@ mod collectives;
 mod communicator;
 mod engine;
 mod error;
+mod group;
 mod header;
 mod inbox;
 mod launch;
@@ -47,8 +48,9 @@ mod wire;
 
 pub use codec::Codec;
 pub use collectives::{Parts, Receive};
-pub use communicator::{Communicator, Options};
+pub use communicator::Communicator;
 pub use error::{CommError, Result};
+pub use group::Options;
 pub use launch::{LaunchEnv, Launcher};
 pub use metrics::CommMetrics;
 pub use pending::Pending;

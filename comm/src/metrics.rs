@@ -7,7 +7,7 @@ use prometheus::core::Collector;
 use prometheus::{Counter, CounterVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::Result;
-use crate::communicator::Group;
+use crate::group::Group;
 use crate::header::Kind;
 
 /// Metrics of all communicators that are made with it. Ranks are numbers in the world; the ranks

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
 
-use crate::communicator::Group;
+use crate::group::Group;
 use crate::{CommError, Result};
 
 /// The result of a posted operation. Dropping it does not undo the operation: it still happens,

@@ -16,6 +16,7 @@
 //! The thread asks the library for news without end, because nothing else makes MPI go on. It
 //! waits longer between the questions, up to a millisecond, the longer there is no news.
 
+mod buffers;
 mod end;
 mod library;
 mod pump;

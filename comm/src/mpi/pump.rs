@@ -1,12 +1,13 @@
 //! The loop of the thread that owns MPI.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError};
 use tessera_device::HostBuffer;
 
+use super::buffers::{Arrived, Buffers};
 use super::end::Shared;
 use super::library::{Library, Request, Tag};
 use super::{Control, LAST_WORDS, past};
@@ -391,11 +392,7 @@ impl Pump {
         let payload = buffer.map_or_else(Payload::empty, |memory| {
             let element_bytes = Dtype::of_code(header.dtype).map_or(1, Dtype::bytes);
             let len = header.count as usize * element_bytes;
-            Payload::whole(Arc::new(Arrived {
-                memory: Some(memory),
-                len,
-                home: Arc::downgrade(&self.buffers),
-            }))
+            Payload::whole(Arc::new(Arrived::new(memory, len, &self.buffers)))
         });
         match Control::of_kind(header.kind) {
             Some(Control::Failed) => {
@@ -453,59 +450,5 @@ struct Text(Vec<u8>);
 impl Bytes for Text {
     fn bytes(&self) -> &[u8] {
         &self.0
-    }
-}
-
-/// Memory of messages that have been read, for later ones.
-#[derive(Default)]
-struct Buffers {
-    free: Mutex<Vec<HostBuffer<u8>>>,
-}
-
-/// Buffers kept at most.
-const KEPT: usize = 16;
-
-impl Buffers {
-    /// At least `bytes` bytes, but no buffer of many times as much.
-    fn take(&self, bytes: usize) -> tessera_device::Result<HostBuffer<u8>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = bytes..=bytes.saturating_mul(4).max(4096);
-        let best = (0..free.len())
-            .filter(|&at| fitting.contains(&free[at].len()))
-            .min_by_key(|&at| free[at].len());
-        if let Some(at) = best {
-            return Ok(free.swap_remove(at));
-        }
-        drop(free);
-        HostBuffer::zeroed(bytes)
-    }
-
-    fn put(&self, buffer: HostBuffer<u8>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = (free.len() >= KEPT).then(|| free.remove(0));
-        free.push(buffer);
-        drop(free);
-        drop(oldest);
-    }
-}
-
-/// The first `len` bytes of a buffer, which goes home when nobody reads it any more.
-struct Arrived {
-    memory: Option<HostBuffer<u8>>,
-    len: usize,
-    home: Weak<Buffers>,
-}
-
-impl Bytes for Arrived {
-    fn bytes(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], |memory| &memory[..self.len])
-    }
-}
-
-impl Drop for Arrived {
-    fn drop(&mut self) {
-        if let (Some(memory), Some(home)) = (self.memory.take(), self.home.upgrade()) {
-            home.put(memory);
-        }
     }
 }
