@@ -182,6 +182,8 @@ fn a_rank_that_panics_ends_the_others_at_once_and_is_the_panic_one_sees() {
         threads::run(3, &options, |comm| {
             let other = comm.duplicate("other").unwrap();
             if comm.rank() == 1 {
+                // The others may still be about to leave `duplicate`.
+                std::thread::sleep(Duration::from_millis(300));
                 panic!("rank 1 has had enough");
             }
             let error = other.all_gather(vec![1u8]).wait().unwrap_err();
@@ -221,6 +223,8 @@ fn a_rank_that_gives_up_says_why() {
     let messages = soon(3, |comm| {
         let other = comm.duplicate("other").unwrap();
         if comm.rank() == 2 {
+            // The others may still be about to leave `duplicate`.
+            std::thread::sleep(Duration::from_millis(300));
             comm.give_up("day_3.npy: unexpected end of file");
             comm.give_up("and something else");
         }
