@@ -7,9 +7,7 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tessera_bench::check::close;
 use tessera_bench::draw::Rng;
-use tessera_dense::{
-    Activation, DenseOps, DotShape, InputGrad, Layer, Linear, Pass, Rows, RowsMut,
-};
+use tessera_dense::{Activation, DenseOps, DotShape, InputGrad, Linear, Pass, Rows, RowsMut};
 use tessera_device::{Cpu, Device, HostBuffer};
 
 const BATCH: usize = 512;
@@ -98,14 +96,12 @@ fn gemm(criterion: &mut Criterion) {
         let mut y = zeros(&cpu, BATCH * outputs);
         let mut dx = zeros(&cpu, BATCH * inputs);
         let mut dw = zeros(&cpu, inputs * outputs);
-        let mut scratch = zeros(&cpu, cpu.scratch_len(BATCH, layer));
+        let mut scratch = zeros(&cpu, cpu.scratch_len(BATCH, outputs));
         group.throughput(Throughput::Elements((2 * BATCH * inputs * outputs) as u64));
 
         let mut forward = || {
             let to = RowsMut::new(&mut y, 0, outputs);
-            let layer = Layer { linear: layer, weights: &w };
-            let from = Rows::new(&x, 0, inputs);
-            cpu.linear(pass, layer, Activation::Identity, from, to, &mut scratch)
+            cpu.linear(pass, layer, Activation::Identity, Rows::new(&x, 0, inputs), &w, to)
                 .expect("an answer");
         };
         forward();
@@ -120,10 +116,15 @@ fn gemm(criterion: &mut Criterion) {
 
         let mut to_input = || {
             let to = RowsMut::new(&mut dx, 0, inputs);
-            let layer = Layer { linear: layer, weights: &w };
-            let from = Rows::new(&dy, 0, outputs);
-            cpu.linear_grad_input(pass, layer, from, InputGrad::Store, to, &mut scratch)
-                .expect("an answer");
+            cpu.linear_grad_input(
+                pass,
+                layer,
+                Rows::new(&dy, 0, outputs),
+                &w,
+                InputGrad::Store,
+                to,
+            )
+            .expect("an answer");
         };
         to_input();
         group.bench_function(name("dx = dy W"), |bencher| bencher.iter(&mut to_input));

@@ -32,7 +32,7 @@ pub struct Activations<D: Device> {
     pub(crate) top: Vec<D::Buffer<f32>>,
     /// Gradients of hidden layers, in turn.
     pub(crate) grads: [D::Buffer<f32>; 2],
-    /// For the passes through linear layers.
+    /// For `DenseOps::linear_grad_params`.
     pub(crate) scratch: D::Buffer<f32>,
     /// For `DenseOps::loss`.
     pub(crate) partial_losses: D::Buffer<f64>,
@@ -97,7 +97,7 @@ impl<D: DenseOps> Activations<D> {
         };
         let cross = layout.cross.iter().flat_map(|cross| [&cross.v, &cross.w]);
         let layers = layout.bottom.iter().chain(&layout.top).chain(cross);
-        let scratch = layers.map(|&layer| device.scratch_len(max_batch, layer)).max().unwrap_or(0);
+        let outputs = layers.map(|layer| layer.outputs).max().unwrap_or(0);
         let widest = spec.bottom.iter().chain(&spec.top).copied().max().unwrap_or(0);
         let mut sample_weights = alloc(1)?;
         device.upload(stream, &vec![1.0; max_batch], &mut sample_weights, 0)?;
@@ -113,7 +113,7 @@ impl<D: DenseOps> Activations<D> {
             interaction,
             top: hidden(&spec.top)?,
             grads: [alloc(widest)?, alloc(widest)?],
-            scratch: device.alloc(scratch)?,
+            scratch: device.alloc(device.scratch_len(max_batch, outputs))?,
             partial_losses: device.alloc(max_batch.div_ceil(LOSS_BLOCK))?,
             max_batch,
         })

@@ -32,7 +32,7 @@ pub use activations::Activations;
 pub use dlrm::{Dlrm, sigmoid};
 pub use error::{DenseError, Result};
 pub use ops::{
-    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Layer, Linear,
+    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
     LossInput, Pass, Rows, RowsMut, SUM_BLOCK, Update,
 };
 pub use optimizer::{AdamRule, Clip, DenseOptimizer, DenseStep, Rule};

@@ -68,14 +68,6 @@ pub struct Linear {
     pub bias: Option<usize>,
 }
 
-/// A linear layer and the buffer with its parameters.
-pub struct Layer<'a, D: Device> {
-    /// Shape and place.
-    pub linear: Linear,
-    /// Flat parameters of the model.
-    pub weights: &'a D::Buffer<f32>,
-}
-
 /// What follows a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -187,31 +179,30 @@ impl<D: Device> Copy for Pass<'_, D> {}
 /// elsewhere in the buffers. All sums run in an order that depends on shapes alone. `batch` may be
 /// 0: gradients of parameters are then written as zeros.
 pub trait DenseOps: Device {
-    /// `y = act(x W^T + b)`: x (batch, inputs), y (batch, outputs). Here and in the two passes below
-    /// `scratch` holds at least [`DenseOps::scratch_len`] elements.
+    /// `y = act(x W^T + b)`: x (batch, inputs), y (batch, outputs).
     fn linear(
         &self,
         pass: Pass<'_, Self>,
-        layer: Layer<'_, Self>,
+        layer: Linear,
         act: Activation,
         x: Rows<'_, Self>,
+        weights: &Self::Buffer<f32>,
         y: RowsMut<'_, Self>,
-        scratch: &mut Self::Buffer<f32>,
     ) -> Result<()>;
 
     /// `dx = dy W`, stored as `store` says: dy (batch, outputs), dx (batch, inputs).
     fn linear_grad_input(
         &self,
         pass: Pass<'_, Self>,
-        layer: Layer<'_, Self>,
+        layer: Linear,
         dy: Rows<'_, Self>,
+        weights: &Self::Buffer<f32>,
         store: InputGrad<'_, Self>,
         dx: RowsMut<'_, Self>,
-        scratch: &mut Self::Buffer<f32>,
     ) -> Result<()>;
 
     /// `dW = dy^T x` and `db`, the column sums of dy, written to `grads` where the layer's W and
-    /// b, which comes after it, are.
+    /// b are. `scratch` holds at least [`DenseOps::scratch_len`] elements.
     fn linear_grad_params(
         &self,
         pass: Pass<'_, Self>,
@@ -222,9 +213,9 @@ pub trait DenseOps: Device {
         scratch: &mut Self::Buffer<f32>,
     ) -> Result<()>;
 
-    /// Elements of scratch that the three passes through a layer need for batches of at most
-    /// `max_batch`; what scratch holds before and after does not matter.
-    fn scratch_len(&self, max_batch: usize, layer: Linear) -> usize;
+    /// Elements of scratch that [`DenseOps::linear_grad_params`] needs for layers of at most
+    /// `outputs` outputs and batches of at most `max_batch`.
+    fn scratch_len(&self, max_batch: usize, outputs: usize) -> usize;
 
     /// `dy = 0` where y, a ReLU's output, is 0: both (batch, cols).
     fn relu_grad(

@@ -7,8 +7,8 @@ use crate::activations::{Activations, Between};
 use crate::dlrm::{Dlrm, grad_sq_norm};
 use crate::error::{DenseError, Result};
 use crate::ops::{
-    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, Layer, Linear, LossInput,
-    Pass, Rows, RowsMut,
+    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, Linear, LossInput, Pass,
+    Rows, RowsMut,
 };
 use crate::params::{Layout, Param};
 use crate::spec::ModelSpec;
@@ -48,10 +48,9 @@ impl<D: DenseOps> Dlrm<D> {
     ) -> Result<()> {
         check_batch("forward", acts, batch)?;
         let pass = Pass { stream, batch };
-        let (device, spec) = (&self.device, &self.spec);
-        let at = |linear| Layer { linear, weights: &self.weights };
+        let (device, spec, weights) = (&self.device, &self.spec, &self.weights);
         let stride = spec.stride();
-        let Activations { dense, x0, logits, bottom, interaction, top, scratch, .. } = acts;
+        let Activations { dense, x0, logits, bottom, interaction, top, .. } = acts;
 
         let raw = Rows::<D>::new(dense, 0, spec.dense_features);
         if self.layout.bottom.is_empty() {
@@ -65,7 +64,7 @@ impl<D: DenseOps> Dlrm<D> {
                 Some(y) => RowsMut::new(y, 0, layer.outputs),
                 None => RowsMut::new(&mut *x0, 0, stride),
             };
-            device.linear(pass, at(layer), Activation::Relu, x, y, scratch)?;
+            device.linear(pass, layer, Activation::Relu, x, weights, y)?;
         }
 
         let x0 = Rows::<D>::new(x0, 0, stride);
@@ -81,10 +80,10 @@ impl<D: DenseOps> Dlrm<D> {
                 for (values, cross) in layers.iter_mut().zip(&self.layout.cross) {
                     let rank = cross.v.outputs;
                     let h = RowsMut::new(&mut values.h, 0, rank);
-                    device.linear(pass, at(cross.v), Activation::Identity, x, h, scratch)?;
+                    device.linear(pass, cross.v, Activation::Identity, x, weights, h)?;
                     let h = Rows::new(&values.h, 0, rank);
                     let u = RowsMut::new(&mut values.u, 0, width);
-                    device.linear(pass, at(cross.w), Activation::Identity, h, u, scratch)?;
+                    device.linear(pass, cross.w, Activation::Identity, h, weights, u)?;
                     let u = Rows::new(&values.u, 0, width);
                     device.cross(pass, width, x0, u, x, RowsMut::new(&mut values.y, 0, width))?;
                     x = Rows::new(&values.y, 0, width);
@@ -100,7 +99,7 @@ impl<D: DenseOps> Dlrm<D> {
                 Some(y) => (RowsMut::new(y, 0, layer.outputs), Activation::Relu),
                 None => (RowsMut::new(&mut *logits, 0, 1), Activation::Identity),
             };
-            device.linear(pass, at(layer), act, x, y, scratch)?;
+            device.linear(pass, layer, act, x, weights, y)?;
         }
         if spec.wide {
             let columns = Rows::new(x0.buffer, spec.wide_column(0), stride);
@@ -301,9 +300,7 @@ impl<D: DenseOps, F> Backward<'_, D, F> {
         }
         match input {
             Some((store, dx)) => {
-                let layer = Layer { linear: layer, weights: self.weights };
-                let scratch = &mut *self.scratch;
-                lift(self.device.linear_grad_input(self.pass, layer, dy, store, dx, scratch))
+                lift(self.device.linear_grad_input(self.pass, layer, dy, self.weights, store, dx))
             }
             None => Ok(()),
         }

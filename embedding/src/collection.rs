@@ -44,9 +44,14 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         features: Vec<FeatureSpec>,
         seed: u64,
     ) -> Result<Self> {
-        let schema = Arc::new(Schema::new(tables, features, seed)?);
+        Self::of_schema(device, stream, Schema::new(tables, features, seed)?)
+    }
+
+    /// The tables of a schema, as [`EmbeddingCollection::new`].
+    pub(crate) fn of_schema(device: D, stream: &D::Stream, schema: Schema) -> Result<Self> {
+        let schema = Arc::new(schema);
         let mut stores = Vec::with_capacity(schema.tables().len());
-        for table in schema.tables() {
+        for (index, table) in schema.tables().iter().enumerate() {
             let too_large = |plane, row_bytes| {
                 of_table(table)(CacheError::TooLarge { plane, rows: table.rows, row_bytes })
             };
@@ -63,7 +68,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             };
             let mut store = Resident::new(&device, table.rows, layout).map_err(of_table(table))?;
             if table.init != Init::Zero && table.rows > 0 {
-                device.initialize(stream, table, seed, &mut store)?;
+                device.initialize(stream, &schema, index, &mut store)?;
             }
             stores.push(store);
         }
@@ -139,7 +144,52 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         self.check("update", lookup, grad.len(), stride)?;
         check_step(step)?;
         let device = &self.resolver.device;
-        device.update(stream, &mut self.stores, &lookup.staged, grad, stride, step)
+        device.update(stream, &mut self.stores, &lookup.staged, grad, stride, step, &[])
+    }
+
+    /// As [`EmbeddingCollection::update`], with the row sums of tables that are cut by columns:
+    /// see [`LookupOps::update`].
+    pub(crate) fn update_with(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        grad: &D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+        squares: &[f32],
+    ) -> Result<UpdateStats> {
+        self.check("update", lookup, grad.len(), stride)?;
+        check_step(step)?;
+        let device = &self.resolver.device;
+        device.update(stream, &mut self.stores, &lookup.staged, grad, stride, step, squares)
+    }
+
+    /// [`LookupOps::block_squares`] of the only table.
+    pub(crate) fn block_squares(
+        &self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        grad: &D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.check("row sums", lookup, grad.len(), stride)?;
+        check_step(step)?;
+        self.device().block_squares(stream, &self.stores, &lookup.staged, grad, stride, step, out)
+    }
+
+    /// [`LookupOps::row_gradients`].
+    pub(crate) fn row_gradients(
+        &self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        grad: &D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.check("row gradients", lookup, grad.len(), stride)?;
+        self.device().row_gradients(stream, &lookup.staged, grad, stride, out)
     }
 
     /// Squared norm of the gradients that [`EmbeddingCollection::update`] would use, before

@@ -35,6 +35,15 @@ pub enum EmbeddingError {
         /// Features of the collection.
         needed: usize,
     },
+    /// What ranks sent each other does not fit together.
+    #[error("exchange between ranks: {reason}")]
+    Exchange {
+        /// What is wrong.
+        reason: String,
+    },
+    /// Ranks cannot work together, or no longer.
+    #[error(transparent)]
+    Comm(#[from] tessera_comm::CommError),
     /// The features of one lookup differ in their number of bags.
     #[error("lookup: feature {feature} has {given} bags; feature {first} has {needed}")]
     BagCount {

@@ -26,6 +26,7 @@ mod ops;
 mod optimizer;
 pub mod plan;
 mod resolve;
+mod sharded;
 mod spec;
 
 pub use collection::EmbeddingCollection;
@@ -33,6 +34,9 @@ pub use cpu::{CpuLookup, CpuScratch};
 pub use error::{EmbeddingError, Result};
 pub use metrics::EmbeddingMetrics;
 pub use ops::{Lookup, LookupOps, UpdateStats};
-pub use optimizer::{Clip, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay};
+pub use optimizer::{
+    Clip, RowSum, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay,
+};
 pub use resolve::{BadIdPolicy, FeatureRows, HostLookup, Resolver, Row};
-pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec};
+pub use sharded::{Routed, ShardedCollection};
+pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tessera_cache::Resident;
 use tessera_device::Device;
 
-use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep, TableSpec};
+use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep};
 
 /// What an update did, one entry a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,12 +73,13 @@ pub trait LookupOps: Device {
         table: usize,
     ) -> Result<Vec<Row>>;
 
-    /// Writes the first weights of every row of a fresh (zero) store.
+    /// Writes the first weights of every row of the fresh (zero) store of table `table`, at its
+    /// window's place in the whole table.
     fn initialize(
         &self,
         stream: &Self::Stream,
-        table: &TableSpec,
-        seed: u64,
+        schema: &Schema,
+        table: usize,
         store: &mut Resident<Self>,
     ) -> Result<()>;
 
@@ -94,6 +95,12 @@ pub trait LookupOps: Device {
     ) -> Result<()>;
 
     /// Moves every row that occurs, once, by its summed gradient.
+    ///
+    /// `squares`, where it is not empty, holds one number for each different row of the lookup,
+    /// table after table: the sum over *all* columns of the whole table that the optimizer's
+    /// [row sum](crate::SparseOptimizer::row_sum) asks for. It is empty where no table is cut by
+    /// columns.
+    #[allow(clippy::too_many_arguments)]
     fn update(
         &self,
         stream: &Self::Stream,
@@ -102,7 +109,39 @@ pub trait LookupOps: Device {
         grad: &Self::Buffer<f32>, // (bags, stride)
         stride: usize,
         step: &SparseStep,
+        squares: &[f32],
     ) -> Result<UpdateStats>;
+
+    /// Each different row's summed gradient, as an update would use it before clipping: row `i`
+    /// of table `t` (rows ascending) at `out[start_t + i * dim_t ..][.. dim_t]`, where `start_t`
+    /// is the end of the table before. `out` is as long as that takes.
+    fn row_gradients(
+        &self,
+        stream: &Self::Stream,
+        lookup: &Self::Lookup,
+        grad: &Self::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        out: &mut [f32],
+    ) -> Result<()>;
+
+    /// The sums of squares over blocks of 32 columns that an update at `step` needs of each
+    /// different row of the only table of a collection: of its clipped gradient, with l2 decay
+    /// added where the optimizer adds it. `out` is (different rows, blocks of 32 columns).
+    #[allow(clippy::too_many_arguments)]
+    fn block_squares(
+        &self,
+        stream: &Self::Stream,
+        stores: &[Resident<Self>],
+        lookup: &Self::Lookup,
+        grad: &Self::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+        out: &mut [f32],
+    ) -> Result<()>;
+
+    /// The different ids of each table of `lookup`, ascending, and in their place in `lookup` the
+    /// number of each among them.
+    fn deduplicate(&self, schema: &Schema, lookup: &mut HostLookup) -> Vec<Vec<u64>>;
 
     /// Squared norm of all summed row gradients in float64: rows ascending into the table's sum,
     /// then tables in order.

@@ -166,7 +166,32 @@ const fn per_row(name: &'static str) -> StateTensor {
     StateTensor { name, width: StateWidth::One }
 }
 
+/// What an optimizer sums over the columns of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSum {
+    /// Nothing: each column moves by itself.
+    None,
+    /// The square of the gradient: a table cut by columns exchanges the sums over blocks.
+    Squares,
+    /// Norms of weights and of a direction, which a table cut by columns does not exchange.
+    Norms,
+}
+
 impl SparseOptimizer {
+    /// What it sums over the columns of a row.
+    #[must_use]
+    pub fn row_sum(&self) -> RowSum {
+        match self {
+            Self::Sgd { .. } | Self::Adagrad { .. } | Self::Adam { .. } | Self::Ftrl { .. } => {
+                RowSum::None
+            }
+            Self::RowwiseAdagrad { .. } | Self::PartialRowwiseAdam { .. } => RowSum::Squares,
+            Self::Lamb { .. } | Self::PartialRowwiseLamb { .. } | Self::LarsSgd { .. } => {
+                RowSum::Norms
+            }
+        }
+    }
+
     /// Its name in configs and manifests.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -150,7 +150,11 @@ impl<D: LookupOps> Resolver<D> {
 }
 
 /// Checks a batch against the schema.
-fn check(schema: &Schema, features: Vec<Jagged>, policy: BadIdPolicy) -> Result<HostLookup> {
+pub(crate) fn check(
+    schema: &Schema,
+    features: Vec<Jagged>,
+    policy: BadIdPolicy,
+) -> Result<HostLookup> {
     let needed = schema.features().len();
     if features.len() != needed {
         return Err(EmbeddingError::FeatureCount { given: features.len(), needed });

@@ -1,6 +1,7 @@
 //! What tables and features are: checked once, shared by all who resolve or look up.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -126,10 +127,25 @@ pub struct FeatureSpec {
     pub column: usize,
 }
 
+/// Where the rows and columns of a collection's table lie in the whole table: what first values
+/// and rounding, which are functions of the whole table's row and column, need to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Rows of the whole table.
+    pub rows: u64,
+    /// Columns of the whole table.
+    pub dim: usize,
+    /// The whole table's row that is row 0 here.
+    pub first_row: u64,
+    /// The whole table's column that is column 0 here: a multiple of 32.
+    pub first_column: usize,
+}
+
 /// Tables and features, known to fit each other.
 #[derive(Debug)]
 pub struct Schema {
     tables: Vec<TableSpec>,
+    windows: Vec<Window>,
     features: Vec<FeatureSpec>,
     /// Features of each table, ascending: the canonical order of its occurrences.
     features_of: Vec<Vec<usize>>,
@@ -199,7 +215,45 @@ impl Schema {
             .map(|of: &Vec<usize>| of.iter().map(|&f| features[f].column).collect())
             .collect();
         let width = spans.iter().map(|&(_, end, _)| end).max().unwrap_or(0);
-        Ok(Self { tables, features, features_of, columns_of, width, seed })
+        let whole = |table: &TableSpec| Window {
+            rows: table.rows,
+            dim: table.dim,
+            first_row: 0,
+            first_column: 0,
+        };
+        let windows = tables.iter().map(whole).collect();
+        Ok(Self { tables, windows, features, features_of, columns_of, width, seed })
+    }
+
+    /// The schema of one rectangle of `table`, looked up by bags of its own rows, which are
+    /// summed.
+    pub(crate) fn of_shard(
+        table: &TableSpec,
+        rows: Range<u64>,
+        columns: Range<usize>,
+        seed: u64,
+    ) -> Result<Self> {
+        let part = TableSpec {
+            rows: rows.end - rows.start,
+            dim: columns.len(),
+            pooling: Pooling::Sum,
+            ..table.clone()
+        };
+        let feature = FeatureSpec { name: table.name.clone(), table: 0, column: 0 };
+        let mut schema = Self::new(vec![part], vec![feature], seed)?;
+        schema.windows[0] = Window {
+            rows: table.rows,
+            dim: table.dim,
+            first_row: rows.start,
+            first_column: columns.start,
+        };
+        Ok(schema)
+    }
+
+    /// Where each table lies in its whole table.
+    #[must_use]
+    pub fn windows(&self) -> &[Window] {
+        &self.windows
     }
 
     /// The tables.

@@ -3,9 +3,7 @@
 mod dot;
 mod elementwise;
 mod gemm;
-mod kernel;
 mod loss;
-mod pack;
 mod parallel;
 mod vector;
 
@@ -14,16 +12,23 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tessera_device::{Cpu, CpuStream, HostBuffer, Result};
 
-use self::gemm::{Factor, Product, Store, gemm};
-use self::parallel::{row_groups, rows_mut, rows_mut2};
+use self::gemm::{Form, Product, Store, gemm};
+use self::parallel::{pieces, row_groups, rows_mut, rows_mut2};
 use crate::ops::{
-    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Layer, Linear,
+    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
     LossInput, Pass, Rows, RowsMut, SUM_BLOCK, Update,
 };
 use crate::optimizer::Rule;
 
 /// Elements that one piece of an update handles.
 const UPDATE_BLOCK: usize = 16_384;
+
+/// Distance between the rows of a transposed gradient: whole cache lines, but never a large power
+/// of two, whose rows would fall on the same cache sets.
+fn turned_stride(batch: usize) -> usize {
+    let lines = batch.next_multiple_of(vector::SIDE);
+    if lines.is_multiple_of(256) { lines + vector::SIDE } else { lines }
+}
 
 /// Elements of `rows` rows of `cols` columns.
 fn span(rows: usize, cols: usize, stride: usize) -> usize {
@@ -42,49 +47,31 @@ impl RowsMut<'_, Cpu> {
     }
 }
 
-impl Rows<'_, Cpu> {
-    fn factor(&self, rows: usize, cols: usize) -> Factor<'_> {
-        Factor { values: self.slice(rows, cols), stride: self.stride, turned: false }
-    }
-}
-
-impl Linear {
-    /// W, as it lies.
-    fn factor(self, weights: &[f32]) -> Factor<'_> {
-        let values = &weights[self.weight..self.weight + self.inputs * self.outputs];
-        Factor { values, stride: self.inputs, turned: false }
-    }
-
-    /// W and b, which comes after it, of a flat buffer.
-    fn split(self, flat: &mut [f32]) -> (&mut [f32], Option<&mut [f32]>) {
-        let (weights, rest) = flat.split_at_mut(self.bias.unwrap_or(flat.len()));
-        let weights = &mut weights[self.weight..self.weight + self.inputs * self.outputs];
-        (weights, self.bias.map(|_| &mut rest[..self.outputs]))
-    }
-}
-
 impl DenseOps for Cpu {
     fn linear(
         &self,
         Pass { batch, .. }: Pass<'_, Self>,
-        Layer { linear, weights }: Layer<'_, Self>,
+        layer: Linear,
         act: Activation,
         x: Rows<'_, Self>,
+        weights: &HostBuffer<f32>,
         mut y: RowsMut<'_, Self>,
-        scratch: &mut HostBuffer<f32>,
     ) -> Result<()> {
-        let Linear { inputs, outputs, bias, .. } = linear;
+        let Linear { inputs, outputs, weight, bias } = layer;
         let product = Product {
             m: batch,
             n: outputs,
             k: inputs,
-            a: x.factor(batch, inputs),
-            b: Factor { turned: true, ..linear.factor(weights) },
+            a: x.slice(batch, inputs),
+            a_stride: x.stride,
+            b: &weights[weight..weight + inputs * outputs],
+            b_stride: inputs,
+            form: Form::Transposed,
         };
         let bias = bias.map(|at| &weights[at..at + outputs]);
         let (simd, stride) = (self.simd(), y.stride);
-        let out = (y.slice(batch, outputs), stride);
-        gemm(self, product, Store::Replace, out, None, scratch, |_, first, y| match (act, bias) {
+        let out = y.slice(batch, outputs);
+        gemm(self, product, Store::Replace, out, stride, |_, first, y| match (act, bias) {
             (Activation::Relu, Some(bias)) => {
                 elementwise::add_bias_relu(simd, y, &bias[first..][..y.len()]);
             }
@@ -100,30 +87,31 @@ impl DenseOps for Cpu {
     fn linear_grad_input(
         &self,
         Pass { batch, .. }: Pass<'_, Self>,
-        Layer { linear, weights }: Layer<'_, Self>,
+        layer: Linear,
         dy: Rows<'_, Self>,
+        weights: &HostBuffer<f32>,
         store: InputGrad<'_, Self>,
         mut dx: RowsMut<'_, Self>,
-        scratch: &mut HostBuffer<f32>,
     ) -> Result<()> {
-        let Linear { inputs, outputs, .. } = linear;
+        let Linear { inputs, outputs, weight, .. } = layer;
         let product = Product {
             m: batch,
             n: inputs,
             k: outputs,
-            a: dy.factor(batch, outputs),
-            b: linear.factor(weights),
+            a: dy.slice(batch, outputs),
+            a_stride: dy.stride,
+            b: &weights[weight..weight + inputs * outputs],
+            b_stride: inputs,
+            form: Form::Plain,
         };
         let (simd, stride) = (self.simd(), dx.stride);
-        let out = (dx.slice(batch, inputs), stride);
+        let out = dx.slice(batch, inputs);
         match store {
-            InputGrad::Store => {
-                gemm(self, product, Store::Replace, out, None, scratch, |_, _, _| {})
-            }
-            InputGrad::Add => gemm(self, product, Store::Add, out, None, scratch, |_, _, _| {}),
+            InputGrad::Store => gemm(self, product, Store::Replace, out, stride, |_, _, _| {}),
+            InputGrad::Add => gemm(self, product, Store::Add, out, stride, |_, _, _| {}),
             InputGrad::Gate(x) => {
                 let gates = x.slice(batch, inputs);
-                gemm(self, product, Store::Replace, out, None, scratch, |r, first, dx| {
+                gemm(self, product, Store::Replace, out, stride, |r, first, dx| {
                     elementwise::gate(simd, dx, &gates[r * x.stride + first..][..dx.len()]);
                 });
             }
@@ -131,6 +119,9 @@ impl DenseOps for Cpu {
         Ok(())
     }
 
+    /// The gradient is transposed first: the product then reads both factors along their rows
+    /// (a quarter faster than a product with a transposed factor, measured), and the bias'
+    /// gradient is the sum of a row that has just been written.
     fn linear_grad_params(
         &self,
         Pass { batch, .. }: Pass<'_, Self>,
@@ -140,36 +131,46 @@ impl DenseOps for Cpu {
         grads: &mut HostBuffer<f32>,
         scratch: &mut HostBuffer<f32>,
     ) -> Result<()> {
-        let Linear { inputs, outputs, .. } = layer;
-        let (dw, db) = layer.split(grads);
-        let b = x.factor(batch, inputs);
-        if outputs == 1 {
-            // One column of dy: gathered, it is a row of coefficients.
-            let (column, scratch) = scratch.split_at_mut(batch);
-            for (to, from) in column.iter_mut().zip(dy.slice(batch, 1).chunks(dy.stride)) {
-                *to = from[0];
-            }
-            if let Some(db) = db {
-                db[0] = vector::sum(self.simd(), column);
-            }
-            let a = Factor { values: column, stride: batch, turned: false };
-            let product = Product { m: 1, n: inputs, k: batch, a, b };
-            gemm(self, product, Store::Replace, (dw, inputs), None, scratch, |_, _, _| {});
-        } else {
-            let a = Factor { turned: true, ..dy.factor(batch, outputs) };
-            let product = Product { m: outputs, n: inputs, k: batch, a, b };
-            gemm(self, product, Store::Replace, (dw, inputs), db, scratch, |_, _, _| {});
+        let Linear { inputs, outputs, weight, bias } = layer;
+        let from = dy.slice(batch, outputs);
+        let simd = self.simd();
+        let turned = turned_stride(batch);
+        if batch > 0 {
+            let cost = batch * outputs;
+            let scratch = parallel::Tiles::new(&mut scratch[..turned * outputs], turned);
+            pieces(self, outputs.div_ceil(vector::SIDE), cost, |piece| {
+                let first = piece * vector::SIDE;
+                let cols = vector::SIDE.min(outputs - first);
+                // SAFETY: pieces have disjoint rows of the transposed gradient.
+                let to = unsafe { scratch.row(first, 0..cols * turned) };
+                vector::transpose(simd, &from[first..], dy.stride, batch, cols, to, turned);
+            });
         }
+        let turned_dy = &scratch[..span(outputs, batch, turned)];
+        if let Some(bias) = bias {
+            let sums = &mut grads[bias..bias + outputs];
+            rows_mut(self, (outputs, 1, batch.max(1)), sums, 1, |r, sum| {
+                sum[0] = vector::sum(simd, &turned_dy[r * turned..][..batch]);
+            });
+        }
+        let product = Product {
+            m: outputs,
+            n: inputs,
+            k: batch,
+            a: turned_dy,
+            a_stride: turned,
+            b: x.slice(batch, inputs),
+            b_stride: x.stride,
+            form: Form::Plain,
+        };
+        let out = &mut grads[weight..weight + inputs * outputs];
+        gemm(self, product, Store::Replace, out, inputs, |_, _, _| {});
         Ok(())
     }
 
-    fn scratch_len(&self, max_batch: usize, layer: Linear) -> usize {
-        let Linear { inputs, outputs, .. } = layer;
-        let forward = gemm::scratch_len(outputs, inputs);
-        let to_input = gemm::scratch_len(inputs, outputs);
-        // One row more for the gathered column.
-        let to_params = gemm::scratch_len(inputs + 1, max_batch);
-        forward.max(to_input).max(to_params)
+    fn scratch_len(&self, max_batch: usize, outputs: usize) -> usize {
+        // The stride of a smaller batch may be longer than that of `max_batch`, but not than this.
+        (max_batch.next_multiple_of(vector::SIDE) + vector::SIDE).saturating_mul(outputs)
     }
 
     fn relu_grad(

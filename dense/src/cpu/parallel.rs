@@ -3,7 +3,6 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 use tessera_device::Cpu;
@@ -25,36 +24,6 @@ pub fn pieces(cpu: &Cpu, count: usize, cost: usize, piece: impl Fn(usize) + Send
     } else {
         cpu.run(|| (0..count).into_par_iter().with_max_len(1).for_each(piece));
     }
-}
-
-/// As [`pieces`], started in order: for pieces that get smaller, so that threads end together.
-pub fn in_order(cpu: &Cpu, count: usize, cost: usize, piece: impl Fn(usize) + Send + Sync) {
-    if alone(cpu, count, cost) {
-        return (0..count).for_each(piece);
-    }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let i = next.fetch_add(1, Ordering::Relaxed)
-            && i < count
-        {
-            piece(i);
-        }
-    };
-    cpu.run(|| {
-        rayon::scope(|scope| {
-            for _ in 1..cpu.threads().min(count) {
-                scope.spawn(|_| work());
-            }
-            work();
-        });
-    });
-}
-
-/// Runs `work`, made of several of the passes here that cost `cost` operations together, on a
-/// worker from the start if they are for workers: going there and back takes longer than passing
-/// work on between workers.
-pub fn together(cpu: &Cpu, cost: usize, work: impl FnOnce() + Send) {
-    if alone(cpu, usize::MAX, cost) { work() } else { cpu.run(work) }
 }
 
 fn alone(cpu: &Cpu, count: usize, cost: usize) -> bool {

@@ -1,10 +1,10 @@
-//! Sums in an order that depends on lengths alone: dot products, row sums and column sums; and
-//! rows turned into columns.
+//! Sums in an order that depends on lengths alone: dot products, row sums and column sums.
 //!
-//! Products with a single row or column come here: they would waste most of a register block. A
-//! dot product has 32 lanes: element i goes to lane i mod 32 in order, then lanes l and l + 16 are
-//! added, l and l + 8, 4, 2, 1. A column sum adds blocks of 128 rows, each in order from 0, in
-//! order. Multiply and add are apart (no FMA), so every instruction set gives the same bits.
+//! Library GEMMs split a sum by threads when one side is a single row or column, so those
+//! products come here. A dot product has 32 lanes: element i goes to lane i mod 32 in order, then
+//! lanes l and l + 16 are added, l and l + 8, 4, 2, 1. A column sum adds blocks of 128 rows, each
+//! in order from 0, in order. Multiply and add are apart (no FMA), so every instruction set gives
+//! the same bits.
 
 use tessera_device::simd_kernel;
 
@@ -48,6 +48,15 @@ fn dot_body(a: &[f32], b: &[f32]) -> f32 {
 simd_kernel! {
     /// Dot product of two slices of one length.
     pub fn dot = dot_body(a: &[f32], b: &[f32]) -> f32
+}
+
+/// As [`dot`], with the elements of `b` `stride` apart: the same bits.
+pub fn dot_strided(a: &[f32], b: &[f32], stride: usize) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (i, a) in a.iter().enumerate() {
+        lanes[i % LANES] += a * b[i * stride];
+    }
+    fold(lanes)
 }
 
 #[inline(always)]
@@ -113,6 +122,47 @@ simd_kernel! {
         stride: usize,
         weights: &[f32],
         out: &mut [f32],
+    )
+}
+
+/// Side of a block that [`transpose`] moves at once: a cache line.
+pub const SIDE: usize = 16;
+
+#[inline(always)]
+fn transpose_body(x: &[f32], stride: usize, rows: usize, cols: usize, out: &mut [f32], to: usize) {
+    let mut block = [[0.0f32; SIDE]; SIDE];
+    for r0 in (0..rows).step_by(SIDE) {
+        let height = SIDE.min(rows - r0);
+        if height == SIDE && cols == SIDE {
+            for r in 0..SIDE {
+                let row = &x[(r0 + r) * stride..][..SIDE];
+                for c in 0..SIDE {
+                    block[c][r] = row[c];
+                }
+            }
+            for c in 0..SIDE {
+                out[c * to + r0..][..SIDE].copy_from_slice(&block[c]);
+            }
+        } else {
+            for r in 0..height {
+                for c in 0..cols {
+                    out[c * to + r0 + r] = x[(r0 + r) * stride + c];
+                }
+            }
+        }
+    }
+}
+
+simd_kernel! {
+    /// Writes x (rows, cols), at most [`SIDE`] columns, to `out` as (cols, rows) with rows `to`
+    /// apart.
+    pub fn transpose = transpose_body(
+        x: &[f32],
+        stride: usize,
+        rows: usize,
+        cols: usize,
+        out: &mut [f32],
+        to: usize,
     )
 }
 
@@ -192,8 +242,10 @@ mod tests {
             let (a, b) = (values(len, 0.37), values(len, 0.73));
             let want: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
             let total: f64 = a.iter().map(|&a| f64::from(a)).sum();
+            let spread: Vec<f32> = b.iter().flat_map(|&b| [b, f32::NAN, f32::NAN]).collect();
             let first = dot(Simd::Baseline, &a, &b);
             assert!((f64::from(first) - want).abs() < 1e-5 + 1e-6 * len as f64, "{len}");
+            assert_eq!(dot_strided(&a, &spread, 3).to_bits(), first.to_bits(), "{len}");
             let first_sum = sum(Simd::Baseline, &a);
             assert!((f64::from(first_sum) - total).abs() < 1e-5 + 1e-6 * len as f64, "{len}");
             for simd in Simd::available() {
@@ -222,6 +274,24 @@ mod tests {
                     let mut out = vec![f32::NAN; cols];
                     weighted_columns(simd, &x, stride, &weights, &mut out);
                     assert_eq!(out, first, "{rows} x {cols} {simd:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn transposing_moves_every_element_and_no_other() {
+        for (rows, cols) in [(1, 1), (16, 16), (17, 16), (33, 5), (48, 16), (3, 15)] {
+            let (stride, to) = (cols + 2, rows + 5);
+            let x = values(rows * stride, 0.11);
+            for simd in Simd::available() {
+                let mut out = vec![7.0; cols * to];
+                transpose(simd, &x, stride, rows, cols, &mut out, to);
+                for c in 0..cols {
+                    for r in 0..rows {
+                        assert_eq!(out[c * to + r], x[r * stride + c]);
+                    }
+                    assert!(out[c * to + rows..][..5].iter().all(|&x| x == 7.0));
                 }
             }
         }

@@ -8,22 +8,23 @@ use std::f64::consts::TAU;
 use rayon::prelude::*;
 use tessera_device::Philox;
 
-use crate::{Init, Precision, TableSpec};
+use crate::{Init, Precision, TableSpec, Window};
 
 /// Rows made by one task at a time, in numbers.
 const CHUNK_NUMBERS: usize = 1 << 16;
 
-/// Fills the weights plane of a table, (rows, dim), on the current pool's threads.
-pub(crate) fn fill(table: &TableSpec, generator: Philox, weights: &mut [u8]) {
+/// Fills the weights plane of a table, (rows, dim), which lies in its whole table as `window`
+/// says, on the current pool's threads.
+pub(crate) fn fill(table: &TableSpec, window: &Window, generator: Philox, weights: &mut [u8]) {
     let dim = table.dim;
     let row_bytes = dim * table.precision.bytes();
     let chunk_rows = (CHUNK_NUMBERS / dim).max(1);
     weights.par_chunks_mut(chunk_rows * row_bytes).enumerate().for_each(|(chunk, bytes)| {
-        let first = (chunk * chunk_rows) as u64;
+        let first = window.first_row + (chunk * chunk_rows) as u64;
         let rows = (bytes.len() / row_bytes) as u64;
         let mut values = vec![0.0f32; dim];
         for (row, bytes) in (first..first + rows).zip(bytes.chunks_exact_mut(row_bytes)) {
-            fill_row(table.init, table.rows, generator, row, &mut values);
+            fill_row(table.init, window, generator, row, &mut values);
             match table.precision {
                 Precision::Fp32 => bytes.copy_from_slice(bytemuck::cast_slice(&values)),
                 Precision::Fp16 => {
@@ -41,12 +42,14 @@ pub(crate) fn fill(table: &TableSpec, generator: Philox, weights: &mut [u8]) {
     });
 }
 
-/// The first values of one row.
-fn fill_row(init: Init, rows: u64, generator: Philox, row: u64, values: &mut [f32]) {
-    let blocks = values.chunks_mut(4).zip(0u64..).map(|(to, b)| (to, generator.block(row, b)));
+/// The first values of one row of the whole table, in the window's columns.
+fn fill_row(init: Init, window: &Window, generator: Philox, row: u64, values: &mut [f32]) {
+    let first_block = (window.first_column / 4) as u64;
+    let blocks =
+        values.chunks_mut(4).zip(first_block..).map(|(to, b)| (to, generator.block(row, b)));
     match init {
         Init::Uniform { scale } => {
-            let scale = scale.unwrap_or_else(|| (1.0 / (rows as f64).sqrt()) as f32);
+            let scale = scale.unwrap_or_else(|| (1.0 / (window.rows as f64).sqrt()) as f32);
             for (to, words) in blocks {
                 for (to, word) in to.iter_mut().zip(words) {
                     *to = (2.0 * Philox::unit(word) - 1.0) * scale;
@@ -94,7 +97,8 @@ mod tests {
 
     fn values(table: &TableSpec) -> Vec<f32> {
         let mut bytes = vec![0u8; table.rows as usize * table.dim * table.precision.bytes()];
-        fill(table, Philox::for_name(3, &table.name), &mut bytes);
+        let whole = Window { rows: table.rows, dim: table.dim, first_row: 0, first_column: 0 };
+        fill(table, &whole, Philox::for_name(3, &table.name), &mut bytes);
         let bits = bytes.chunks_exact(table.precision.bytes());
         bits.map(|bits| match table.precision {
             Precision::Fp32 => f32::from_ne_bytes(bits.try_into().unwrap()),
@@ -121,6 +125,20 @@ mod tests {
         let (mean, deviation) = moments(&normal);
         assert!(mean.abs() < 0.01 && (deviation - 0.5).abs() < 0.01, "{mean} {deviation}");
         assert!(normal.iter().any(|x| x.abs() > 1.5) && normal.iter().all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn a_window_shows_the_whole_tables_values() {
+        let whole = table(Init::default(), Precision::Fp32, 9, 70);
+        let all = values(&whole);
+        let part = TableSpec { rows: 4, dim: 38, ..whole.clone() };
+        let window = Window { rows: 9, dim: 70, first_row: 3, first_column: 32 };
+        let mut bytes = vec![0u8; 4 * 38 * 4];
+        fill(&part, &window, Philox::for_name(3, &whole.name), &mut bytes);
+        let part: &[f32] = bytemuck::cast_slice(&bytes);
+        for row in 0..4 {
+            assert_eq!(part[row * 38..][..38], all[(row + 3) * 70 + 32..][..38]);
+        }
     }
 
     #[test]

@@ -20,11 +20,12 @@ use rayon::prelude::*;
 use tessera_cache::Resident;
 use tessera_device::{Cpu, CpuStream, HostBuffer, Philox, Simd};
 
+use crate::plan::COLUMN_BLOCK;
 use crate::{
-    HostLookup, LookupOps, Pooling, Precision, Result, Row, Schema, SparseStep, TableSpec,
-    UpdateStats,
+    HostLookup, LookupOps, Pooling, Precision, Result, Row, Schema, SparseStep, UpdateStats,
 };
 use group::{Groups, Part};
+use numbers::{Bf16, F16, Stored};
 use pool::Bags;
 use rows::RawRows;
 use rules::Rule;
@@ -138,6 +139,7 @@ impl CpuLookup {
         &'a self,
         part: &'a Part,
         slots: &'a [u64],
+        squares: &'a [f32],
         grad: &'a [f32],
         stride: usize,
     ) -> Gradients<'a> {
@@ -145,6 +147,7 @@ impl CpuLookup {
             dim: self.schema.tables()[part.table()].dim,
             rows: part.rows(),
             slots,
+            squares,
             starts: part.starts(),
             terms: part.terms(),
             scales: part.scales(),
@@ -248,19 +251,47 @@ fn first_bag(bags: Range<usize>, enough: impl Fn(usize) -> bool) -> usize {
     low
 }
 
+/// Cuts `out` into successive pieces of these lengths, each for one owner to lock.
+fn cut(mut out: &mut [f32], lengths: impl Iterator<Item = usize>) -> Vec<Mutex<&mut [f32]>> {
+    let piece = |length| {
+        let (piece, rest) = std::mem::take(&mut out).split_at_mut(length);
+        out = rest;
+        Mutex::new(piece)
+    };
+    lengths.map(piece).collect()
+}
+
+/// Where the rows of each part begin among the rows of all, and where the last end.
+fn row_starts(parts: &[Part]) -> Vec<usize> {
+    let mut end = 0;
+    let ends = parts.iter().map(|part| {
+        end += part.rows().len();
+        end
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// Reads a row of 16-bit numbers as float32.
+fn load_row<E: Stored>(bytes: &[u8], row: &mut [f32]) {
+    for (to, &from) in row.iter_mut().zip(bytemuck::cast_slice::<u8, E>(bytes)) {
+        *to = from.load();
+    }
+}
+
 /// Whether `simd` comes with conversions of float16.
 fn f16c(simd: Simd) -> bool {
     simd != Simd::Baseline
 }
 
-/// What an update at `step` needs of a table.
+/// What an update at `step` needs of table `table`.
 fn table_update<'a>(
-    spec: &TableSpec,
+    schema: &Schema,
+    table: usize,
     store: &'a mut Resident<Cpu>,
-    seed: u64,
     simd: Simd,
     step: &SparseStep,
 ) -> TableUpdate<'a> {
+    let (spec, seed) = (&schema.tables()[table], schema.seed());
     let (weights, state) = store.planes_mut();
     let dim = spec.dim;
     let weights = match spec.precision {
@@ -284,6 +315,7 @@ fn table_update<'a>(
         state: RawRows::new(bytemuck::cast_slice_mut(state), all),
         state_columns: (first, all - first),
         rounding: Philox::new(key),
+        window: schema.windows()[table],
     }
 }
 
@@ -327,13 +359,14 @@ impl LookupOps for Cpu {
     fn initialize(
         &self,
         _: &CpuStream,
-        table: &TableSpec,
-        seed: u64,
+        schema: &Schema,
+        table: usize,
         store: &mut Resident<Self>,
     ) -> Result<()> {
+        let (spec, window) = (&schema.tables()[table], &schema.windows()[table]);
         let weights = store.planes_mut().0;
-        let generator = Philox::for_name(seed, &table.name);
-        self.run(|| init::fill(table, generator, weights));
+        let generator = Philox::for_name(schema.seed(), &spec.name);
+        self.run(|| init::fill(spec, window, generator, weights));
         Ok(())
     }
 
@@ -375,6 +408,7 @@ impl LookupOps for Cpu {
         grad: &HostBuffer<f32>,
         stride: usize,
         step: &SparseStep,
+        squares: &[f32],
     ) -> Result<UpdateStats> {
         let (simd, schema) = (self.simd(), &lookup.schema);
         let slots: Vec<&[u64]> = lookup
@@ -387,10 +421,16 @@ impl LookupOps for Cpu {
             .tables()
             .iter()
             .zip(stores)
-            .map(|(spec, store)| table_update(spec, store, schema.seed(), simd, step))
+            .enumerate()
+            .map(|(table, (_, store))| table_update(schema, table, store, simd, step))
             .collect();
+        let starts = row_starts(lookup.groups(self).parts());
         let work = |i: usize, part: &Part, owner: &mut Owner| {
-            let gradients = lookup.gradients(part, slots[i], grad, stride);
+            let squares = match squares {
+                [] => squares,
+                squares => &squares[starts[i]..starts[i + 1]],
+            };
+            let gradients = lookup.gradients(part, slots[i], squares, grad, stride);
             // SAFETY: the parts of a table hold different rows, each once, and a store gives
             // different rows different slots, so no two owners share one; `tables` holds the
             // planes' only borrow.
@@ -411,6 +451,87 @@ impl LookupOps for Cpu {
         }))
     }
 
+    fn row_gradients(
+        &self,
+        _: &CpuStream,
+        lookup: &CpuLookup,
+        grad: &HostBuffer<f32>,
+        stride: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let simd = self.simd();
+        let numbers_of = |part: &Part| part.rows().len() * lookup.schema.tables()[part.table()].dim;
+        let pieces = cut(out, lookup.groups(self).parts().iter().map(numbers_of));
+        let work = |i: usize, part: &Part, owner: &mut Owner| {
+            let gradients = lookup.gradients(part, &[], &[], grad, stride);
+            update::row_gradients(simd, &gradients, &mut owner.row, &mut lock(&pieces[i]));
+        };
+        lookup.each_part(self, work, |_, _| ());
+        Ok(())
+    }
+
+    fn block_squares(
+        &self,
+        _: &CpuStream,
+        stores: &[Resident<Self>],
+        lookup: &CpuLookup,
+        grad: &HostBuffer<f32>,
+        stride: usize,
+        step: &SparseStep,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let (simd, spec) = (self.simd(), &lookup.schema.tables()[0]);
+        let blocks = spec.dim.div_ceil(COLUMN_BLOCK);
+        let l2 = Rule::new(&spec.optimizer, step).l2();
+        let plane: &[u8] = stores[0].weights();
+        let row_bytes = spec.dim * spec.precision.bytes();
+        let read = |slot: u64, row: &mut [f32]| {
+            let bytes = &plane[slot as usize * row_bytes..][..row_bytes];
+            match spec.precision {
+                Precision::Fp32 => row.copy_from_slice(bytemuck::cast_slice(bytes)),
+                Precision::Fp16 => load_row::<F16<false>>(bytes, row),
+                Precision::Bf16 => load_row::<Bf16>(bytes, row),
+            }
+        };
+        let pieces =
+            cut(out, lookup.groups(self).parts().iter().map(|part| part.rows().len() * blocks));
+        let work = |i: usize, part: &Part, owner: &mut Owner| {
+            let slots = stores[0].slots(part.rows());
+            let gradients = lookup.gradients(part, slots, &[], grad, stride);
+            let (row, out) = (&mut owner.row, &mut lock(&pieces[i]));
+            update::block_squares(simd, &gradients, step.clip, l2, &read, row, out);
+        };
+        lookup.each_part(self, work, |_, _| ());
+        Ok(())
+    }
+
+    fn deduplicate(&self, schema: &Schema, lookup: &mut HostLookup) -> Vec<Vec<u64>> {
+        // Each table with its features' rows, taken out of the lookup and put back.
+        let mut work: Vec<(usize, Vec<Vec<Row>>, Vec<u64>)> = (0..schema.tables().len())
+            .map(|table| {
+                let take = |&f: &usize| std::mem::take(&mut lookup.features[f].rows);
+                (table, schema.features_of(table).iter().map(take).collect(), Vec::new())
+            })
+            .collect();
+        let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
+            *unique = group::deduplicate(features, schema.tables()[*table].rows);
+        };
+        let ids: u64 = lookup.rows_read.iter().fold(0, |sum, &ids| sum.saturating_add(ids));
+        if self.threads() > 1 && ids >= INLINE_NUMBERS {
+            self.run(|| work.par_iter_mut().with_max_len(1).for_each(number));
+        } else {
+            work.iter_mut().for_each(number);
+        }
+        work.into_iter()
+            .map(|(table, features, unique)| {
+                for (&f, rows) in schema.features_of(table).iter().zip(features) {
+                    lookup.features[f].rows = rows;
+                }
+                unique
+            })
+            .collect()
+    }
+
     fn grad_sq_norm(
         &self,
         _: &CpuStream,
@@ -420,7 +541,7 @@ impl LookupOps for Cpu {
     ) -> Result<f64> {
         let simd = self.simd();
         let work = |_, part: &Part, owner: &mut Owner| {
-            let gradients = lookup.gradients(part, &[], grad, stride);
+            let gradients = lookup.gradients(part, &[], &[], grad, stride);
             update::square_norms(simd, &gradients, &mut owner.row, &mut owner.norms);
         };
         Ok(lookup.each_part(self, work, |parts, owners| {

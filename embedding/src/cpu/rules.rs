@@ -110,6 +110,14 @@ impl Rule {
         }
     }
 
+    /// The factor of the weights in what the rule sums squares of.
+    pub(crate) fn l2(&self) -> f32 {
+        match *self {
+            Self::RowwiseAdagrad { l2, .. } => l2,
+            _ => 0.0,
+        }
+    }
+
     /// Whether a gradient that is not finite leaves a number that is not finite in weights or
     /// state. Each formula carries it there; only a rule that moves nothing does not.
     #[inline(always)]
@@ -118,12 +126,14 @@ impl Rule {
     }
 
     /// Moves one row: gradient `g` (which it may overwrite), weights `w`, and its state tensors
-    /// `a` and `b` in their order (one number: the first of the first group). All in groups over
-    /// `dim` columns.
+    /// `a` and `b` in their order (one number: the first of the first group). `dim` is the whole
+    /// table's, and `squares` the sum of squares over all its columns where these are not all
+    /// of them.
     #[inline(always)]
     pub(crate) fn apply(
         &self,
         dim: usize,
+        squares: Option<f32>,
         g: &mut [Lanes],
         w: &mut [Lanes],
         a: &mut [Lanes],
@@ -146,7 +156,11 @@ impl Rule {
                 }
             }
             Self::RowwiseAdagrad { lr, eps, l2, keep, moment_scale } => {
-                let squares = if l2 == 0.0 { sum_squares(g) } else { sum_squares_l2(g, w, l2) };
+                let squares = match squares {
+                    Some(squares) => squares,
+                    None if l2 == 0.0 => sum_squares(g),
+                    None => sum_squares_l2(g, w, l2),
+                };
                 let sum = first(a) + squares / dim as f32;
                 set_first(a, sum);
                 let m = quotient(lr, (sum / moment_scale).sqrt() + eps);
@@ -156,7 +170,7 @@ impl Rule {
                     *w = keep * *w - m * g;
                 }
             }
-            Self::Adam(adam) => adam.apply(dim, g, w, a, b),
+            Self::Adam(adam) => adam.apply(dim, squares, g, w, a, b),
             Self::LarsSgd { rate, momentum, decay } => {
                 let (norm_w, norm_g) = (sum_squares(w).sqrt(), sum_squares(g).sqrt());
                 let rate = splat(quotient(rate * norm_w, norm_g + decay * norm_w));
@@ -192,6 +206,7 @@ impl Adam {
     fn apply(
         &self,
         dim: usize,
+        squares: Option<f32>,
         g: &mut [Lanes],
         w: &mut [Lanes],
         m: &mut [Lanes],
@@ -203,7 +218,7 @@ impl Adam {
         let correction1 = splat(self.correction1);
         // g becomes the direction.
         if self.rowwise {
-            let mean = sum_squares(g) / dim as f32;
+            let mean = squares.unwrap_or_else(|| sum_squares(g)) / dim as f32;
             let second = self.beta2 * first(v) + self.fresh2 * mean;
             set_first(v, second);
             let root = splat((second / self.correction2).sqrt() + self.eps);
@@ -300,6 +315,15 @@ fn sum_squares_l2(g: &[Lanes], w: &[Lanes], l2: f32) -> f32 {
         total += sum_lanes(sums);
     }
     total
+}
+
+/// The sums of `(g + l2 * w)^2` over each block, in the module's order.
+#[inline(always)]
+pub(crate) fn block_squares(g: &[Lanes], w: &[Lanes], l2: f32, sums: &mut [f32]) {
+    let blocks = g.chunks(BLOCK_GROUPS).zip(w.chunks(BLOCK_GROUPS));
+    for (sum, (g, w)) in sums.iter_mut().zip(blocks) {
+        *sum = if l2 == 0.0 { sum_squares(g) } else { sum_squares_l2(g, w, l2) };
+    }
 }
 
 /// Sum of `x^2` in float64, in the same order.

@@ -17,8 +17,9 @@ use tessera_device::{Philox, Simd, simd_kernel};
 use super::lanes::{LANES, Lanes};
 use super::numbers::{Bf16, F16, Stored};
 use super::rows::{RawRows, prefetch};
-use super::rules::{Rule, all_finite, sum_squares_f64};
-use crate::Clip;
+use super::rules::{self, Rule, all_finite, sum_squares_f64};
+use crate::plan::COLUMN_BLOCK;
+use crate::{Clip, Window};
 
 /// Rows, and gradients, to look ahead.
 const ROWS_AHEAD: usize = 16;
@@ -42,8 +43,10 @@ pub(crate) struct TableUpdate<'a> {
     pub(crate) state: RawRows<'a, f32>,
     /// Columns of the first and of the second state tensor; 0 for none.
     pub(crate) state_columns: (usize, usize),
-    /// Generator of this step's rounding: block (row, column / 8).
+    /// Generator of this step's rounding: block (row, column / 8) of the whole table.
     pub(crate) rounding: Philox,
+    /// Where the table lies in the whole one.
+    pub(crate) window: Window,
 }
 
 /// Rows of a part and where the terms of their gradients are.
@@ -53,6 +56,9 @@ pub(crate) struct Gradients<'a> {
     /// Numbers of the rows, ascending, and their slots.
     pub(crate) rows: &'a [u64],
     pub(crate) slots: &'a [u64],
+    /// Sums of squares over all columns of the whole table, one a row; empty where the rows are
+    /// whole.
+    pub(crate) squares: &'a [f32],
     /// As in the grouping: (rows + 1), terms, scales.
     pub(crate) starts: &'a [u32],
     pub(crate) terms: &'a [u32],
@@ -205,7 +211,7 @@ fn store_weights<E: Stored>(
     to: &mut [E],
     from: &[Lanes],
     rounding: Philox,
-    row: u64,
+    (row, first_block): (u64, u64),
     words: &mut [[u32; LANES]],
 ) -> bool {
     if !E::ROUNDS {
@@ -213,7 +219,7 @@ fn store_weights<E: Stored>(
         return true;
     }
     let mut largest = [0; LANES];
-    for (block, (words, from)) in (0u64..).zip(words.iter_mut().zip(from)) {
+    for (block, (words, from)) in (first_block..).zip(words.iter_mut().zip(from)) {
         let x = from.to_array();
         // 16 of a block's 128 bits for each column.
         let random = rounding.block(row, block);
@@ -309,6 +315,7 @@ unsafe fn update_body<E: Stored, const GROUPS: usize>(
     let (columns_a, columns_b) = table.state_columns;
     // Clipping by value would make an infinite gradient finite. Otherwise the row itself shows it.
     let check_gradient = matches!(table.clip, Clip::Value(_)) || !table.rule.carries_nonfinite();
+    let first_block = (table.window.first_column / LANES) as u64;
     let mut counts = Counts::default();
     for (i, (&row, &slot)) in gradients.rows.iter().zip(gradients.slots).enumerate() {
         if let Some(&next) = gradients.slots.get(i + ROWS_AHEAD) {
@@ -336,9 +343,11 @@ unsafe fn update_body<E: Stored, const GROUPS: usize>(
         let b = &mut b[..columns_b.div_ceil(LANES)];
         load_state(a, state_a);
         load_state(b, state_b);
-        table.rule.apply(dim, g, w, a, b);
+        let squares = gradients.squares.get(i).copied();
+        table.rule.apply(table.window.dim, squares, g, w, a, b);
         let finite = all_finite(w) && state_finite(a, columns_a) && state_finite(b, columns_b);
-        if finite && store_weights(stored, w, table.rounding, row, words) {
+        let place = (row + table.window.first_row, first_block);
+        if finite && store_weights(stored, w, table.rounding, place, words) {
             store_state(state_a, a);
             store_state(state_b, b);
             counts.updated += 1;
@@ -371,7 +380,6 @@ macro_rules! update_kernel {
 }
 update_kernel!(fp32_any, fp32_any_body, f32, 0);
 update_kernel!(fp32_16, fp32_16_body, f32, 2);
-update_kernel!(fp32_32, fp32_32_body, f32, 4);
 update_kernel!(fp32_64, fp32_64_body, f32, 8);
 update_kernel!(fp32_128, fp32_128_body, f32, 16);
 update_kernel!(fp16_any, fp16_any_body, F16<false>, 0);
@@ -393,7 +401,6 @@ pub(crate) unsafe fn update_rows(
         Weights::Fp32(weights) => {
             let kernel = match gradients.dim {
                 16 => fp32_16,
-                32 => fp32_32,
                 64 => fp32_64,
                 128 => fp32_128,
                 _ => fp32_any,
@@ -404,6 +411,62 @@ pub(crate) unsafe fn update_rows(
         Weights::F16c(weights) => f16c_any(simd, table, weights, gradients, buffers),
         Weights::Bf16(weights) => bf16_any(simd, table, weights, gradients, buffers),
     }
+}
+
+#[inline(always)]
+fn row_gradients_body(gradients: &Gradients<'_>, buffers: &mut RowBuffers, out: &mut [f32]) {
+    buffers.fit(gradients.dim);
+    for (i, out) in out.chunks_exact_mut(gradients.dim).enumerate() {
+        gradients.sum(gradients.dim, i, &mut buffers.g);
+        store(out, buffers.g.iter().map(|x| x.to_array()));
+    }
+}
+
+simd_kernel! {
+    /// The summed gradient of each row of a part, (rows, dim).
+    pub(crate) fn row_gradients = row_gradients_body(
+        gradients: &Gradients<'_>,
+        buffers: &mut RowBuffers,
+        out: &mut [f32],
+    )
+}
+
+/// Rows of weights to read as float32, one at a time.
+pub(crate) type ReadRow<'a> = &'a (dyn Fn(u64, &mut [f32]) + Sync);
+
+#[inline(always)]
+fn block_squares_body(
+    gradients: &Gradients<'_>,
+    clipping: Clip,
+    l2: f32,
+    weights: ReadRow<'_>,
+    buffers: &mut RowBuffers,
+    out: &mut [f32],
+) {
+    let dim = gradients.dim;
+    buffers.fit(dim);
+    let mut row = vec![0.0; dim];
+    for (i, sums) in out.chunks_exact_mut(dim.div_ceil(COLUMN_BLOCK)).enumerate() {
+        gradients.sum(dim, i, &mut buffers.g);
+        clip(clipping, &mut buffers.g);
+        if l2 != 0.0 {
+            weights(gradients.slots[i], &mut row);
+            load(&mut buffers.w, &row);
+        }
+        rules::block_squares(&buffers.g, &buffers.w, l2, sums);
+    }
+}
+
+simd_kernel! {
+    /// The sums of squares over blocks of columns of each row of a part, (rows, blocks).
+    pub(crate) fn block_squares = block_squares_body(
+        gradients: &Gradients<'_>,
+        clipping: Clip,
+        l2: f32,
+        weights: ReadRow<'_>,
+        buffers: &mut RowBuffers,
+        out: &mut [f32],
+    )
 }
 
 #[inline(always)]
