@@ -41,10 +41,14 @@ impl TableLayout {
             ));
         }
         if plan.sharding == Sharding::DataParallel {
-            let (row_blocks, column_blocks) = (vec![0..table.rows], vec![0..table.dim]);
-            let owners = vec![0];
-            let route = Route::Unique;
-            return Ok(Self { replicated: true, route, row_blocks, column_blocks, owners });
+            let (rows, columns) = (0..table.rows, 0..table.dim);
+            return Ok(Self {
+                replicated: true,
+                route: Route::Unique,
+                row_blocks: vec![rows],
+                column_blocks: vec![columns],
+                owners: vec![0],
+            });
         }
         // Shards are ordered by first column, then rank; rows ascend with ranks.
         let blocks: Vec<_> = plan.shards.chunk_by(|a, b| a.columns == b.columns).collect();
