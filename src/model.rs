@@ -10,40 +10,31 @@
 //! The wide part is one more table of dim 1 for each table, `T.wide`, whose pooled weights add
 //! to the logit.
 
+mod tensors;
+
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::time::Instant;
 
 use tessera_data::Batch;
 use tessera_dense::{
-    Activations, DenseError, DenseOps, DenseStep, Dlrm, Loss, ModelSpec, Role, SUM_BLOCK,
+    Activations, DenseError, DenseOps, DenseStep, Dlrm, Loss, ModelSpec, SUM_BLOCK,
 };
 use tessera_device::Device;
 use tessera_embedding::{
     BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, Init, Lookup, LookupOps,
-    Precision, SparseStep, StateWidth, TableSpec,
+    SparseStep, TableSpec,
 };
 
 use crate::config::{ClipConfig, Config};
 use crate::evaluation::log_loss;
 use crate::metrics::Metrics;
-use crate::tensors::{Dtype, ReadTensors, Tensor, WriteTensors};
+use crate::tensors::Tensor;
 use crate::{Error, Result};
+use tensors::{Home, logical_tensors};
 
 /// A device that can run a whole model.
 pub trait ModelDevice: Device + LookupOps + DenseOps {}
 impl<D: Device + LookupOps + DenseOps> ModelDevice for D {}
-
-/// Where a logical tensor is kept.
-#[derive(Clone, Copy)]
-enum Home {
-    /// Weights of a table.
-    Weights { table: usize },
-    /// A state tensor of a table.
-    State { table: usize, name: &'static str, columns: usize },
-    /// A parameter of the towers or a state of one, which the towers know by its name.
-    Dense,
-}
 
 /// Times the stages of a step.
 #[derive(Debug)]
@@ -417,103 +408,4 @@ fn tables(config: &Config, spec: &ModelSpec) -> (Vec<TableSpec>, Vec<FeatureSpec
         }
     }
     (tables, features)
-}
-
-/// Names, shapes and homes of all logical tensors. Collection tables from number `narrow` on are
-/// those of the wide part.
-fn logical_tensors<D: ModelDevice>(
-    embedding: &EmbeddingCollection<D>,
-    towers: &Dlrm<D>,
-    narrow: usize,
-) -> (Vec<Tensor>, Vec<Home>) {
-    let mut tensors = Vec::new();
-    let mut homes = Vec::new();
-    for (table, spec) in embedding.schema().tables().iter().enumerate() {
-        let dtype = match spec.precision {
-            Precision::Fp32 => Dtype::F32,
-            Precision::Fp16 => Dtype::F16,
-            Precision::Bf16 => Dtype::BF16,
-        };
-        let rows = spec.rows as usize;
-        // Table T's wide weights are `tables.T.wide` themselves, states `tables.T.wide.<state>`.
-        let prefix = format!("tables.{}", spec.name);
-        let name = if table < narrow { format!("{prefix}.weight") } else { prefix.clone() };
-        tensors.push(Tensor { name, dtype, shape: vec![rows, spec.dim], is_state: false });
-        homes.push(Home::Weights { table });
-        for state in spec.optimizer.state() {
-            let shape = match state.width {
-                StateWidth::One => vec![rows],
-                StateWidth::Dim => vec![rows, spec.dim],
-            };
-            let name = format!("{prefix}.{}", state.name);
-            tensors.push(Tensor { name, dtype: Dtype::F32, shape, is_state: true });
-            homes.push(Home::State { table, name: state.name, columns: state.columns(spec.dim) });
-        }
-    }
-    for tensor in towers.tensors() {
-        tensors.push(Tensor {
-            name: tensor.name,
-            dtype: Dtype::F32,
-            shape: tensor.shape,
-            is_state: tensor.role == Role::State,
-        });
-        homes.push(Home::Dense);
-    }
-    (tensors, homes)
-}
-
-impl<D: ModelDevice> ReadTensors for Model<D> {
-    fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        let tensor = &self.tensors[index];
-        let span = rows.start as u64..rows.end as u64;
-        out.clear();
-        match self.homes[index] {
-            Home::Weights { table } => {
-                out.resize(rows.len() * tensor.row_bytes(), 0);
-                self.embedding.read_weight_bits(&self.stream, table, span, out)?;
-            }
-            Home::State { table, name, columns } => {
-                let mut values = vec![0.0f32; rows.len() * columns];
-                self.embedding.read_state(&self.stream, table, name, span, &mut values)?;
-                out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            }
-            Home::Dense => {
-                let values = self.towers.read(&self.stream, &tensor.name)?;
-                let width = values.len() / tensor.rows();
-                let values = &values[rows.start * width..rows.end * width];
-                out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<D: ModelDevice> WriteTensors for Model<D> {
-    fn write_rows(&mut self, index: usize, rows: Range<usize>, bytes: &[u8]) -> Result<()> {
-        let tensor = &self.tensors[index];
-        let span = rows.start as u64..rows.end as u64;
-        let floats = || -> Vec<f32> {
-            let words = bytes.chunks_exact(4);
-            words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-        };
-        match self.homes[index] {
-            Home::Weights { table } => {
-                self.embedding.write_weight_bits(&self.stream, table, span, bytes)?;
-            }
-            Home::State { table, name, .. } => {
-                self.embedding.write_state(&self.stream, table, name, span, &floats())?;
-            }
-            Home::Dense => {
-                let mut values = self.towers.read(&self.stream, &tensor.name)?;
-                let width = values.len() / tensor.rows();
-                values[rows.start * width..rows.end * width].copy_from_slice(&floats());
-                self.towers.write(&self.stream, &tensor.name, &values)?;
-            }
-        }
-        Ok(())
-    }
 }
