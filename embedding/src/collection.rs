@@ -254,8 +254,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         rows: Range<u64>,
         bytes: &mut [u8],
     ) -> Result<()> {
-        let (spec, store) = self.table(table)?;
-        store.read(self.device(), stream, Plane::Weights, rows, bytes).map_err(of_table(spec))
+        self.read_plane(stream, table, Plane::Weights, rows, bytes)
     }
 
     /// Writes what [`EmbeddingCollection::read_weight_bits`] reads.
@@ -268,12 +267,41 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         rows: Range<u64>,
         bytes: &[u8],
     ) -> Result<()> {
+        self.write_plane(stream, table, Plane::Weights, rows, bytes)
+    }
+
+    /// Bytes of weights and of state a row of a table.
+    pub(crate) fn row_bytes(&self, table: usize) -> (usize, usize) {
+        let layout = self.stores[table].layout();
+        (layout.weight_bytes, layout.state_bytes)
+    }
+
+    /// Copies a plane of `rows`, bits as stored, into `bytes`.
+    pub(crate) fn read_plane(
+        &self,
+        stream: &D::Stream,
+        table: usize,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let (spec, store) = self.table(table)?;
+        store.read(self.device(), stream, plane, rows, bytes).map_err(of_table(spec))
+    }
+
+    /// Writes what [`EmbeddingCollection::read_plane`] reads.
+    pub(crate) fn write_plane(
+        &mut self,
+        stream: &D::Stream,
+        table: usize,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<()> {
         self.table(table)?;
         let Resolver { device, schema, .. } = &self.resolver;
         let spec = &schema.tables()[table];
-        self.stores[table]
-            .write(device, stream, Plane::Weights, rows, bytes)
-            .map_err(of_table(spec))
+        self.stores[table].write(device, stream, plane, rows, bytes).map_err(of_table(spec))
     }
 
     /// Copies the weights of `rows` into `values`, (rows, dim), as float32.

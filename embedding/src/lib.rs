@@ -38,5 +38,5 @@ pub use optimizer::{
     Clip, RowSum, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay,
 };
 pub use resolve::{BadIdPolicy, FeatureRows, HostLookup, Resolver, Row};
-pub use sharded::{Routed, ShardedCollection};
+pub use sharded::{Held, Routed, ShardedCollection, SyncStats};
 pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};
