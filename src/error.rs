@@ -54,6 +54,17 @@ pub enum Error {
     /// An embedding table refused.
     #[error(transparent)]
     Embedding(#[from] EmbeddingError),
+    /// Ranks cannot work together, or no longer.
+    #[error(transparent)]
+    Comm(Box<tessera_comm::CommError>),
+    /// Another rank failed where all agree on what happens next.
+    #[error("rank {rank}: {reason}")]
+    OtherRank {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
     /// An id that its table does not have, with the place it was read from.
     #[error("{place}: {source}")]
     BadInput {
@@ -138,6 +149,12 @@ impl Error {
             | Self::Embedding(EmbeddingError::Plan { .. } | EmbeddingError::PlanInput { .. }) => 2,
             _ => 1,
         }
+    }
+}
+
+impl From<tessera_comm::CommError> for Error {
+    fn from(error: tessera_comm::CommError) -> Self {
+        Self::Comm(Box::new(error))
     }
 }
 

@@ -20,7 +20,7 @@ use tessera_embedding::Pooling;
 use crate::checkpoint::{Checkpoint, CheckpointTensors};
 use crate::cli::{self, Layout};
 use crate::config::Config;
-use crate::tensors::{ReadTensors, Tensor};
+use crate::tensors::{Block, Tensor};
 use crate::{Error, Result, console, safetensors_io};
 
 /// Where a tensor of the export comes from.
@@ -55,7 +55,7 @@ pub fn run(args: &cli::Export) -> Result<()> {
 }
 
 /// Writes beside the target and switches, so that a failure leaves no half a file.
-fn write(out: &Path, tensors: &CheckpointTensors, plan: &[(String, Source)]) -> Result<()> {
+fn write(out: &Path, tensors: &CheckpointTensors<'_>, plan: &[(String, Source)]) -> Result<()> {
     let failed = |source| Error::Write { path: out.into(), source };
     let mut part = out.as_os_str().to_owned();
     part.push(".part");
@@ -71,9 +71,11 @@ fn write(out: &Path, tensors: &CheckpointTensors, plan: &[(String, Source)]) -> 
     let mut rows_as_stored = Vec::new();
     let read = |i: usize, rows: Range<usize>, buffer: &mut Vec<u8>| {
         let Source { index, columns } = &plan[i].1;
-        let Some(columns) = columns else { return tensors.read_rows(*index, rows, buffer) };
-        tensors.read_rows(*index, rows, &mut rows_as_stored)?;
-        let element = tensors.tensors()[*index].row_bytes() / columns.len();
+        let tensor = &tensors.tensors()[*index];
+        let block = Block::whole(*index, tensor).with_rows(rows);
+        let Some(columns) = columns else { return tensors.read_block(&block, buffer) };
+        tensors.read_block(&block, &mut rows_as_stored)?;
+        let element = tensor.row_bytes() / columns.len();
         buffer.clear();
         for row in rows_as_stored.chunks_exact(columns.len() * element) {
             for &column in columns {
@@ -93,7 +95,7 @@ fn write(out: &Path, tensors: &CheckpointTensors, plan: &[(String, Source)]) -> 
     written
 }
 
-fn all(tensors: &CheckpointTensors) -> Vec<(String, Source)> {
+fn all(tensors: &CheckpointTensors<'_>) -> Vec<(String, Source)> {
     let as_is =
         |(index, tensor): (usize, &Tensor)| (tensor.name.clone(), Source { index, columns: None });
     tensors.tensors().iter().enumerate().map(as_is).collect()
@@ -101,21 +103,19 @@ fn all(tensors: &CheckpointTensors) -> Vec<(String, Source)> {
 
 /// Finds weights by logical name and gives them a peer's.
 struct Renamer<'t> {
-    tensors: &'t CheckpointTensors,
+    tensors: &'t CheckpointTensors<'t>,
     plan: Vec<(String, Source)>,
 }
 
 impl<'t> Renamer<'t> {
-    fn new(tensors: &'t CheckpointTensors) -> Self {
+    fn new(tensors: &'t CheckpointTensors<'t>) -> Self {
         Self { tensors, plan: Vec::new() }
     }
 
     fn take(&mut self, name: &str, theirs: String, columns: Option<Vec<usize>>) {
         let index = self
             .tensors
-            .tensors()
-            .iter()
-            .position(|tensor| tensor.name == name)
+            .find(name)
             .expect("a checkpoint holds the weights of its own configuration");
         self.plan.push((theirs, Source { index, columns }));
     }
@@ -127,7 +127,7 @@ impl<'t> Renamer<'t> {
     }
 }
 
-fn dlrm(config: &Config, tensors: &CheckpointTensors) -> Result<Vec<(String, Source)>> {
+fn dlrm(config: &Config, tensors: &CheckpointTensors<'_>) -> Result<Vec<(String, Source)>> {
     let refuse = |reason: &str| Err(Error::Layout { layout: "dlrm", reason: reason.into() });
     if config.model.wide {
         return refuse("it has no wide part");
@@ -161,7 +161,7 @@ fn dlrm(config: &Config, tensors: &CheckpointTensors) -> Result<Vec<(String, Sou
     Ok(renamer.plan)
 }
 
-fn torchrec(config: &Config, tensors: &CheckpointTensors) -> Result<Vec<(String, Source)>> {
+fn torchrec(config: &Config, tensors: &CheckpointTensors<'_>) -> Result<Vec<(String, Source)>> {
     let model = &config.model;
     let refuse = |reason: &str| Err(Error::Layout { layout: "torchrec", reason: reason.into() });
     if model.wide {

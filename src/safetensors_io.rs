@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::tensors::{Dtype, Tensor};
+use crate::tensors::{Dtype, Tensor, element_bytes};
 use crate::{Error, Result};
 
 /// Bytes of rows that pass through memory at a time.
-pub const CHUNK_BYTES: usize = 8 << 20;
+const CHUNK_BYTES: usize = 8 << 20;
 
 /// Largest header that is read; the library's limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -63,9 +63,7 @@ pub fn write(
     let mut buffer = Vec::new();
     for &i in &order {
         let tensor = &tensors[i];
-        let rows_a_chunk = (CHUNK_BYTES / tensor.row_bytes().max(1)).max(1);
-        for first in (0..tensor.rows()).step_by(rows_a_chunk) {
-            let rows = first..(first + rows_a_chunk).min(tensor.rows());
+        for rows in chunks(0..tensor.rows(), tensor.row_bytes()) {
             let bytes = rows.len() * tensor.row_bytes();
             read(i, rows, &mut buffer)?;
             assert_eq!(buffer.len(), bytes, "{}: a reader filled the rows asked for", tensor.name);
@@ -158,25 +156,59 @@ impl TensorFile {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// Appends bytes `range` of `tensor` to `out`.
+    /// Reads `columns` of `rows` of `tensor`: row i to `out[i * stride..]`, in bytes.
     ///
     /// Errors: a failed read.
     ///
     /// # Panics
-    /// When the tensor has no such bytes.
+    /// When the tensor has no such rows or columns, or `out` no room for them.
     pub fn read(
         &self,
         tensor: &StoredTensor,
-        range: Range<usize>,
-        out: &mut Vec<u8>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [u8],
+        stride: usize,
     ) -> Result<()> {
-        assert!(range.end <= tensor.bytes, "{}: bytes {range:?}", tensor.name);
-        let start = out.len();
-        out.resize(start + range.len(), 0);
-        self.file
-            .read_exact_at(&mut out[start..], tensor.offset + range.start as u64)
-            .map_err(|source| Error::Read { path: self.path.clone(), source })
+        let element = element_bytes(tensor.dtype);
+        let width = tensor.columns() * element;
+        let wanted = columns.start * element..columns.end * element;
+        let inside = rows.end * width <= tensor.bytes && wanted.end <= width;
+        assert!(inside, "{}: rows {rows:?}, columns {columns:?}", tensor.name);
+        if rows.is_empty() || wanted.is_empty() {
+            return Ok(());
+        }
+        let read = |bytes: &mut [u8]| {
+            self.file
+                .read_exact_at(bytes, tensor.offset + (rows.start * width) as u64)
+                .map_err(|source| Error::Read { path: self.path.clone(), source })
+        };
+        if wanted.len() == width && stride == width {
+            return read(&mut out[..rows.len() * width]);
+        }
+        // Whole rows, for reading each row's part apart would be a system call a row.
+        let mut whole = vec![0; rows.len() * width];
+        read(&mut whole)?;
+        for (i, row) in whole.chunks_exact(width).enumerate() {
+            out[i * stride..][..wanted.len()].copy_from_slice(&row[wanted.clone()]);
+        }
+        Ok(())
     }
+}
+
+impl StoredTensor {
+    /// Elements of one row.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+}
+
+/// `rows` in ranges of about [`CHUNK_BYTES`] each, for rows of `row_bytes`.
+pub fn chunks(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+    let end = rows.end;
+    rows.step_by(step).map(move |first| first..(first + step).min(end))
 }
 
 #[cfg(test)]
@@ -230,9 +262,18 @@ mod tests {
         let open = TensorFile::open(&path).unwrap();
         let stored = open.tensor("w").unwrap();
         assert_eq!((stored.dtype, &stored.shape[..]), (Dtype::F32, &[(9 << 20) / 4, 2][..]));
-        let mut bytes = vec![7];
-        open.read(stored, last * 8..last * 8 + 4, &mut bytes).unwrap();
-        assert_eq!(bytes[1..], (last as f32).to_le_bytes());
+        let mut bytes = [0; 8];
+        open.read(stored, last..last + 1, 0..2, &mut bytes, 8).unwrap();
+        assert_eq!(bytes[..4], (last as f32).to_le_bytes());
+        assert_eq!(bytes[4..], 1f32.to_le_bytes());
+        // The first column of three rows, each before four bytes that are left alone.
+        let mut bytes = [7; 24];
+        open.read(stored, 5..8, 0..1, &mut bytes, 8).unwrap();
+        for (row, bytes) in (5..8).zip(bytes.chunks_exact(8)) {
+            assert_eq!(bytes[..4], (row as f32).to_le_bytes());
+            assert_eq!(bytes[4..], [7; 4]);
+        }
+        open.read(open.tensor("none").unwrap(), 0..0, 0..4, &mut [], 16).unwrap();
         assert!(open.tensor("x").is_none());
         for cut in [0, 5, 8, 100, file.len() - 1] {
             std::fs::write(&path, &file[..cut]).unwrap();

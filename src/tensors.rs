@@ -1,7 +1,8 @@
 //! A model as a list of logical tensors: the common ground of checkpoints, exports and `--init`.
 //!
-//! A tensor's name and shape never depend on how a model is stored or cut. Rows are the unit of
-//! reading and writing, so that a tensor larger than memory passes through in pieces.
+//! A tensor's name and shape never depend on how a model is stored or cut. What a rank has of it
+//! are blocks: rectangles of its rows. Some rows of a block are the unit of reading and writing,
+//! so that a tensor larger than memory passes through in pieces.
 
 use std::ops::Range;
 
@@ -27,18 +28,53 @@ impl Tensor {
         self.shape[0]
     }
 
+    /// Elements of one row.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
     /// Bytes of one row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        self.shape[1..].iter().product::<usize>() * element_bytes(self.dtype)
+        self.columns() * element_bytes(self.dtype)
+    }
+}
+
+/// A rectangle of a logical tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Which tensor of the model.
+    pub tensor: usize,
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Elements of each of these rows.
+    pub columns: Range<usize>,
+}
+
+impl Block {
+    /// All of `tensor`, the model's number `index`.
+    #[must_use]
+    pub fn whole(index: usize, tensor: &Tensor) -> Self {
+        Self { tensor: index, rows: 0..tensor.rows(), columns: 0..tensor.columns() }
     }
 
-    /// The same tensor cut to `rows` rows.
+    /// All of each of `tensors`.
     #[must_use]
-    pub fn with_rows(&self, rows: usize) -> Self {
-        let mut cut = self.clone();
-        cut.shape[0] = rows;
-        cut
+    pub fn all(tensors: &[Tensor]) -> Vec<Self> {
+        tensors.iter().enumerate().map(|(index, tensor)| Self::whole(index, tensor)).collect()
+    }
+
+    /// The same columns of other rows.
+    #[must_use]
+    pub fn with_rows(&self, rows: Range<usize>) -> Self {
+        Self { rows, ..self.clone() }
+    }
+
+    /// Whether it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() || self.columns.is_empty()
     }
 }
 
@@ -48,23 +84,32 @@ pub fn element_bytes(dtype: Dtype) -> usize {
     dtype.bitsize().div_ceil(8)
 }
 
-/// Something whose tensors can be read row by row.
+/// One rank's part of a model, to be read.
 pub trait ReadTensors {
-    /// Its tensors, in a fixed order.
+    /// The whole model's tensors, in a fixed order: the same on all ranks.
     fn tensors(&self) -> &[Tensor];
 
-    /// Replaces `out` by the little-endian bytes of `rows` of tensor `index`.
+    /// What this rank is to save, in the order of tensors: over all ranks, each element of each
+    /// tensor is in exactly one block.
+    fn blocks(&self) -> Vec<Block>;
+
+    /// Replaces `out` by little-endian elements of `block`, (rows, columns): some rows of one of
+    /// [`Self::blocks`].
     ///
     /// Errors: what the device or the store says.
-    fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut Vec<u8>) -> crate::Result<()>;
+    fn read_block(&self, block: &Block, out: &mut Vec<u8>) -> crate::Result<()>;
 }
 
-/// Something whose tensors can be written row by row.
+/// One rank's part of a model, to be written.
 pub trait WriteTensors: ReadTensors {
-    /// Writes little-endian `bytes` to `rows` of tensor `index`.
+    /// All that this rank keeps, in the order of tensors; other ranks may keep the same.
+    fn held(&self) -> Vec<Block>;
+
+    /// Writes little-endian elements (rows, columns) to `block`: some rows of one of
+    /// [`Self::held`].
     ///
     /// Errors: what the device or the store says.
-    fn write_rows(&mut self, index: usize, rows: Range<usize>, bytes: &[u8]) -> crate::Result<()>;
+    fn write_block(&mut self, block: &Block, bytes: &[u8]) -> crate::Result<()>;
 }
 
 /// Converts little-endian elements of `from` to elements of `to`, rounding to nearest.
@@ -105,9 +150,9 @@ mod tests {
     fn a_row_is_what_follows_the_first_dimension() {
         let tensor =
             Tensor { name: "t".into(), dtype: Dtype::F16, shape: vec![5, 3], is_state: false };
-        assert_eq!((tensor.rows(), tensor.row_bytes()), (5, 6));
+        assert_eq!((tensor.rows(), tensor.columns(), tensor.row_bytes()), (5, 3, 6));
         let vector = Tensor { shape: vec![7], dtype: Dtype::F32, ..tensor };
-        assert_eq!((vector.rows(), vector.row_bytes()), (7, 4));
+        assert_eq!((vector.rows(), vector.columns(), vector.row_bytes()), (7, 1, 4));
     }
 
     #[test]

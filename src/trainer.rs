@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use tessera_comm::{Communicator, Options};
 use tessera_data::{Batch, Event, Position};
 use tessera_dense::Schedule;
 
@@ -91,7 +92,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             let (path, reason) = (checkpoint.folder.clone(), faults.join("; "));
             return Err(Error::Mismatch { path, reason });
         }
-        checkpoint.load(&mut self.model, true)?;
+        checkpoint.load(&alone(), &mut self.model, true)?;
         self.moment = moment.clone();
         self.moment.window = moment.window.clone().resized(self.config.train.window_steps);
         self.saved = same_run.then(|| moment.clone());
@@ -102,7 +103,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     ///
     /// Errors: weights of another model; nothing is written then.
     pub fn init(&mut self, path: &std::path::Path) -> Result<()> {
-        checkpoint::init(path, &mut self.model)
+        checkpoint::init(path, &alone(), &mut self.model)
     }
 
     /// The metrics that it reports to.
@@ -273,7 +274,8 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
                 // A resumed run cuts the lines after its checkpoint, so those before must be there.
                 run.sync()?;
                 let config = &self.config.resolved;
-                let done = checkpoint::write(&Disk, &folder, &self.model, &self.moment, config)?;
+                let (model, moment) = (&self.model, &self.moment);
+                let done = checkpoint::write(&Disk, &alone(), &folder, model, moment, config)?;
                 written = Some(done.bytes);
             }
         }
@@ -292,6 +294,11 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             None => Ok(()),
         }
     }
+}
+
+/// A world of this process.
+fn alone() -> Communicator {
+    tessera_comm::single(&Options::default())
 }
 
 /// What keeps a run of `config` from going on with a run of `before`, besides names, types and

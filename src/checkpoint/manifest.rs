@@ -1,12 +1,16 @@
 //! `manifest.json`: what a checkpoint holds and the moment it was taken.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 use tessera_data::Position;
 
 use crate::window::Window;
 
-/// Version of the layout described in docs/formats.md.
-pub const VERSION: u32 = 1;
+/// Version of the layout described in docs/formats.md that is written.
+pub const VERSION: u32 = 2;
+/// Versions that are read. The first knew pieces of whole rows only.
+pub(super) const READ: RangeInclusive<u32> = 1..=VERSION;
 
 /// The scalars of one moment of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,7 +47,7 @@ pub struct Best {
     pub value: f64,
 }
 
-/// Rows of one tensor in one file.
+/// A rectangle of one tensor in one file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
     /// Logical name.
@@ -52,6 +56,12 @@ pub struct Piece {
     pub first_row: u64,
     /// Rows from there on.
     pub rows: u64,
+    /// First element of each row; 0 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_column: Option<u64>,
+    /// Elements of each row from there on; the rest of the row if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<u64>,
 }
 
 /// One safetensors file.

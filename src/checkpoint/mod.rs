@@ -1,18 +1,26 @@
 //! Checkpoints: one moment of a run on disk, written beside the old one and switched atomically.
 //!
-//! A checkpoint is a folder `step-N` with `manifest.json` and safetensors shards cut at logical
-//! rows; nothing in it depends on how the model was stored. docs/formats.md has the layout.
+//! A checkpoint is a folder `step-N` with `manifest.json` and safetensors shards. Each rank writes
+//! the blocks of logical tensors that it has, and reads those that it needs, whoever wrote them:
+//! any number of ranks with any plan can load it. docs/formats.md has the layout.
 
+mod agree;
+mod cover;
 mod files;
+mod init;
 mod load;
 mod manifest;
+mod shards;
 mod tensors;
+mod verify;
 mod write;
 
 use std::path::Path;
 
+pub use agree::{agreed, on_first};
 pub use files::{Disk, Files, OutFile};
-pub use load::{Checkpoint, init, pointed};
+pub use init::init;
+pub use load::{Checkpoint, pointed};
 pub use manifest::{Best, Manifest, Moment};
 pub use tensors::CheckpointTensors;
 pub use write::{Written, point, renew, write};
@@ -32,7 +40,7 @@ pub fn step_dir(step: u64) -> String {
     format!("step-{step}")
 }
 
-/// Removes the pointer file `name`, if there is one.
+/// Removes the pointer file `name`, if there is one. For one rank alone ([`on_first`]).
 ///
 /// Errors: a file that cannot be removed.
 pub fn unpoint(folder: &Path, name: &str) -> Result<()> {
@@ -47,7 +55,8 @@ pub fn unpoint(folder: &Path, name: &str) -> Result<()> {
 
 /// Removes all but the newest `keep` checkpoints, the best one, and the one of step `now`, after
 /// which nothing is newer: a folder of a later step is a leftover of a run that was resumed
-/// before it. Folders of checkpoints that a crash cut short go too.
+/// before it. Folders of checkpoints that a crash cut short go too. For one rank alone
+/// ([`on_first`]).
 ///
 /// Errors: a folder that cannot be listed or removed.
 pub fn prune(

@@ -1,38 +1,61 @@
-//! The tensors of a checkpoint, read row by row without loading a model.
+//! The tensors of a checkpoint, read block by block without loading a model.
 
-use std::collections::HashMap;
-use std::ops::Range;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
+use std::rc::Rc;
 
-use super::Checkpoint;
+use super::{Checkpoint, MANIFEST, cover};
 use crate::safetensors_io::TensorFile;
-use crate::tensors::{Dtype, ReadTensors, Tensor};
+use crate::tensors::{Block, Dtype, Tensor, element_bytes};
 use crate::{Error, Result};
 
-/// A verified checkpoint as a list of logical tensors.
-pub struct CheckpointTensors {
-    shards: Vec<TensorFile>,
+/// Files that are open at a time, at most: a checkpoint may have more than a process may open.
+const OPEN_FILES_MAX: usize = 64;
+
+/// A checkpoint as a list of logical tensors, whoever wrote which part.
+pub struct CheckpointTensors<'a> {
+    checkpoint: &'a Checkpoint,
     tensors: Vec<Tensor>,
-    /// Pieces of each tensor, ascending.
-    pieces: Vec<Vec<Place>>,
+    pieces: Vec<Pieces>,
+    /// Files by number, the last used at the end.
+    open: RefCell<VecDeque<(usize, Rc<TensorFile>)>>,
 }
 
-/// Where some rows of a tensor are.
+/// The pieces of one tensor.
+#[derive(Default)]
+struct Pieces {
+    /// By first row.
+    places: Vec<Place>,
+    /// Most rows of a piece.
+    rows_max: usize,
+}
+
+/// Where a block of a tensor is.
 struct Place {
-    first_row: usize,
-    rows: usize,
+    block: Block,
     shard: usize,
 }
 
-impl CheckpointTensors {
+impl<'a> CheckpointTensors<'a> {
     /// Checks all files of `checkpoint` and finds every piece.
     ///
     /// Errors: damage, by file.
-    pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
-        checkpoint.verify()?;
+    pub fn open(checkpoint: &'a Checkpoint) -> Result<Self> {
+        checkpoint.verify(0, 1, &mut || Ok(()))?;
+        cover::check(&checkpoint.folder.join(MANIFEST), &checkpoint.manifest)?;
+        Self::index(checkpoint)
+    }
+
+    /// Finds every piece of a checkpoint whose files and pieces were checked.
+    ///
+    /// Errors: an element type that models do not have.
+    pub(super) fn index(checkpoint: &'a Checkpoint) -> Result<Self> {
         let manifest = &checkpoint.manifest;
         let mut tensors = Vec::new();
+        let mut number_of = HashMap::new();
         for entry in &manifest.tensors {
+            number_of.insert(entry.name.as_str(), tensors.len());
             tensors.push(Tensor {
                 name: entry.name.clone(),
                 dtype: dtype(&checkpoint.folder, &entry.dtype)?,
@@ -40,48 +63,81 @@ impl CheckpointTensors {
                 is_state: is_state(&entry.name),
             });
         }
-        let mut shards = Vec::new();
-        let mut places: HashMap<&str, Vec<Place>> = HashMap::new();
-        for (number, shard) in manifest.shards.iter().enumerate() {
-            shards.push(checkpoint.open_shard(shard)?);
-            for piece in &shard.pieces {
-                places.entry(&piece.tensor).or_default().push(Place {
-                    first_row: piece.first_row as usize,
-                    rows: piece.rows as usize,
-                    shard: number,
-                });
+        let mut pieces: Vec<Pieces> = tensors.iter().map(|_| Pieces::default()).collect();
+        for (shard, file) in manifest.shards.iter().enumerate() {
+            for piece in &file.pieces {
+                let checked = "its place was checked";
+                let tensor = number_of[piece.tensor.as_str()];
+                let (first, end) = cover::columns(&manifest.tensors[tensor], piece).expect(checked);
+                let first_row = piece.first_row as usize;
+                let rows = first_row..first_row + piece.rows as usize;
+                let pieces = &mut pieces[tensor];
+                pieces.rows_max = pieces.rows_max.max(rows.len());
+                let block = Block { tensor, rows, columns: first as usize..end as usize };
+                pieces.places.push(Place { block, shard });
             }
         }
-        let mut pieces = Vec::new();
-        for tensor in &tensors {
-            let mut list = places.remove(tensor.name.as_str()).unwrap_or_default();
-            list.sort_by_key(|place| place.first_row);
-            pieces.push(list);
+        for pieces in &mut pieces {
+            pieces.places.sort_by_key(|place| place.block.rows.start);
         }
-        Ok(Self { shards, tensors, pieces })
+        Ok(Self { checkpoint, tensors, pieces, open: RefCell::default() })
     }
-}
 
-impl ReadTensors for CheckpointTensors {
-    fn tensors(&self) -> &[Tensor] {
+    /// Its tensors, in a fixed order.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+    /// Number of the tensor of this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.tensors.iter().position(|tensor| tensor.name == name)
+    }
+
+    /// Replaces `out` by the little-endian elements of `block`, (rows, columns).
+    ///
+    /// Errors: a failed read.
+    pub fn read_block(&self, block: &Block, out: &mut Vec<u8>) -> Result<()> {
+        let tensor = &self.tensors[block.tensor];
+        let element = element_bytes(tensor.dtype);
+        let stride = block.columns.len() * element;
         out.clear();
-        let tensor = &self.tensors[index];
-        let width = tensor.row_bytes();
-        for place in &self.pieces[index] {
-            let start = rows.start.max(place.first_row);
-            let end = rows.end.min(place.first_row + place.rows);
-            if start < end {
-                let file = &self.shards[place.shard];
-                let stored = file.tensor(&tensor.name).expect("open_shard found it");
-                let first = start - place.first_row;
-                file.read(stored, first * width..(first + end - start) * width, out)?;
+        out.resize(block.rows.len() * stride, 0);
+        let Pieces { places, rows_max } = &self.pieces[block.tensor];
+        // Where those before end cannot be in the block.
+        let from = places.partition_point(|p| p.block.rows.start + rows_max <= block.rows.start);
+        for place in places[from..].iter().take_while(|p| p.block.rows.start < block.rows.end) {
+            let piece = &place.block;
+            let rows = block.rows.start.max(piece.rows.start)..block.rows.end.min(piece.rows.end);
+            let columns = block.columns.start.max(piece.columns.start)
+                ..block.columns.end.min(piece.columns.end);
+            if rows.is_empty() || columns.is_empty() {
+                continue;
             }
+            let at = (rows.start - block.rows.start) * stride
+                + (columns.start - block.columns.start) * element;
+            let file = self.file(place.shard)?;
+            let stored = file.tensor(&tensor.name).expect("open_shard found it");
+            let rows = rows.start - piece.rows.start..rows.end - piece.rows.start;
+            let columns = columns.start - piece.columns.start..columns.end - piece.columns.start;
+            file.read(stored, rows, columns, &mut out[at..], stride)?;
         }
         Ok(())
+    }
+
+    /// The file of a shard, open.
+    fn file(&self, shard: usize) -> Result<Rc<TensorFile>> {
+        let mut open = self.open.borrow_mut();
+        let file = match open.iter().position(|&(number, _)| number == shard) {
+            Some(at) => open.remove(at).expect("a position in the list").1,
+            None => Rc::new(self.checkpoint.open_shard(&self.checkpoint.manifest.shards[shard])?),
+        };
+        if open.len() == OPEN_FILES_MAX {
+            open.pop_front();
+        }
+        open.push_back((shard, Rc::clone(&file)));
+        Ok(file)
     }
 }
 
@@ -90,7 +146,7 @@ fn dtype(folder: &Path, name: &str) -> Result<Dtype> {
         .into_iter()
         .find(|dtype| dtype.to_string() == name)
         .ok_or_else(|| Error::BadFile {
-            path: folder.join(super::MANIFEST),
+            path: folder.join(MANIFEST),
             reason: format!("element type {name}"),
         })
 }

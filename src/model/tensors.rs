@@ -1,13 +1,11 @@
 //! A model as logical tensors: their names and shapes, and where the values of each are kept.
 
-use std::ops::Range;
-
 use tessera_dense::{Dlrm, Role};
 use tessera_embedding::{EmbeddingCollection, Precision, StateWidth};
 
 use super::{Model, ModelDevice};
 use crate::Result;
-use crate::tensors::{Dtype, ReadTensors, Tensor, WriteTensors};
+use crate::tensors::{Block, Dtype, ReadTensors, Tensor, WriteTensors};
 
 /// Where a logical tensor is kept.
 #[derive(Clone, Copy)]
@@ -68,24 +66,28 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
         &self.tensors
     }
 
-    fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        let tensor = &self.tensors[index];
-        let span = rows.start as u64..rows.end as u64;
+    fn blocks(&self) -> Vec<Block> {
+        Block::all(&self.tensors)
+    }
+
+    fn read_block(&self, block: &Block, out: &mut Vec<u8>) -> Result<()> {
+        let tensor = &self.tensors[block.tensor];
+        let span = block.rows.start as u64..block.rows.end as u64;
         out.clear();
-        match self.homes[index] {
+        match self.homes[block.tensor] {
             Home::Weights { table } => {
-                out.resize(rows.len() * tensor.row_bytes(), 0);
+                out.resize(block.rows.len() * tensor.row_bytes(), 0);
                 self.embedding.read_weight_bits(&self.stream, table, span, out)?;
             }
             Home::State { table, name, columns } => {
-                let mut values = vec![0.0f32; rows.len() * columns];
+                let mut values = vec![0.0f32; block.rows.len() * columns];
                 self.embedding.read_state(&self.stream, table, name, span, &mut values)?;
                 out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             Home::Dense => {
                 let values = self.towers.read(&self.stream, &tensor.name)?;
-                let width = values.len() / tensor.rows();
-                let values = &values[rows.start * width..rows.end * width];
+                let width = tensor.columns();
+                let values = &values[block.rows.start * width..block.rows.end * width];
                 out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
         }
@@ -94,14 +96,18 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
 }
 
 impl<D: ModelDevice> WriteTensors for Model<D> {
-    fn write_rows(&mut self, index: usize, rows: Range<usize>, bytes: &[u8]) -> Result<()> {
-        let tensor = &self.tensors[index];
-        let span = rows.start as u64..rows.end as u64;
+    fn held(&self) -> Vec<Block> {
+        Block::all(&self.tensors)
+    }
+
+    fn write_block(&mut self, block: &Block, bytes: &[u8]) -> Result<()> {
+        let tensor = &self.tensors[block.tensor];
+        let span = block.rows.start as u64..block.rows.end as u64;
         let floats = || -> Vec<f32> {
             let words = bytes.chunks_exact(4);
             words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
         };
-        match self.homes[index] {
+        match self.homes[block.tensor] {
             Home::Weights { table } => {
                 self.embedding.write_weight_bits(&self.stream, table, span, bytes)?;
             }
@@ -110,8 +116,8 @@ impl<D: ModelDevice> WriteTensors for Model<D> {
             }
             Home::Dense => {
                 let mut values = self.towers.read(&self.stream, &tensor.name)?;
-                let width = values.len() / tensor.rows();
-                values[rows.start * width..rows.end * width].copy_from_slice(&floats());
+                let width = tensor.columns();
+                values[block.rows.start * width..block.rows.end * width].copy_from_slice(&floats());
                 self.towers.write(&self.stream, &tensor.name, &values)?;
             }
         }

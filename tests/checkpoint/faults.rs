@@ -1,169 +1,20 @@
-//! Checkpoints under failing writes and damage: the one before stays whole, and what is damaged is
-//! never loaded.
+//! Failing writes and damage on one rank: the checkpoint before stays whole, and what is damaged
+//! is never loaded.
 
-mod common;
-
-use std::cell::Cell;
-use std::io::{self, Write};
-use std::ops::Range;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::rc::Rc;
 
-use common::Project;
-use common::model::{Source, project};
-use tessera::checkpoint::{self, Checkpoint, Disk, Files, LAST, Moment, OutFile};
-use tessera::tensors::{Dtype, ReadTensors, Tensor, WriteTensors};
+use tessera::checkpoint::{self, Checkpoint, Disk, Files, LAST};
 
-/// A model of two tensors.
-struct Model {
-    tensors: [Tensor; 2],
-    bytes: [Vec<u8>; 2],
-}
+use crate::common::Project;
+use crate::common::model::{Source, project};
+use crate::disk::Failing;
+use crate::parts::{Layout, alone, loaded, moment, save, table};
 
-impl Model {
-    fn new(fill: u8) -> Self {
-        let tensor = |name: &str, shape: &[usize], is_state| Tensor {
-            name: name.into(),
-            dtype: Dtype::F32,
-            shape: shape.into(),
-            is_state,
-        };
-        Self {
-            tensors: [
-                tensor("tables.a.weight", &[300, 16], false),
-                tensor("tables.a.sum", &[300], true),
-            ],
-            bytes: [vec![fill; 300 * 64], vec![fill; 300 * 4]],
-        }
-    }
-}
-
-impl ReadTensors for Model {
-    fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    fn read_rows(
-        &self,
-        index: usize,
-        rows: Range<usize>,
-        out: &mut Vec<u8>,
-    ) -> tessera::Result<()> {
-        let width = self.tensors[index].row_bytes();
-        out.clear();
-        out.extend(&self.bytes[index][rows.start * width..rows.end * width]);
-        Ok(())
-    }
-}
-
-impl WriteTensors for Model {
-    fn write_rows(
-        &mut self,
-        index: usize,
-        rows: Range<usize>,
-        bytes: &[u8],
-    ) -> tessera::Result<()> {
-        let width = self.tensors[index].row_bytes();
-        self.bytes[index][rows.start * width..rows.end * width].copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-/// A disk on which the n-th operation fails, a write half-way.
-struct Failing {
-    left: Rc<Cell<u64>>,
-}
-
-struct FailingFile {
-    file: Box<dyn OutFile>,
-    left: Rc<Cell<u64>>,
-}
-
-fn full() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOSPC)
-}
-
-/// Counts an operation; the last one allowed has gone by when this fails.
-fn count(left: &Cell<u64>) -> io::Result<()> {
-    let now = left.get();
-    left.set(now.saturating_sub(1));
-    if now == 0 { Err(full()) } else { Ok(()) }
-}
-
-impl Files for Failing {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        count(&self.left)?;
-        Disk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn OutFile>> {
-        count(&self.left)?;
-        let file = Disk.create(path)?;
-        Ok(Box::new(FailingFile { file, left: Rc::clone(&self.left) }))
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        count(&self.left)?;
-        Disk.rename(from, to)
-    }
-
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        count(&self.left)?;
-        Disk.remove_dir(path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        count(&self.left)?;
-        Disk.sync_dir(path)
-    }
-}
-
-impl Write for FailingFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Err(error) = count(&self.left) {
-            // The first half still got through.
-            self.file.write_all(&bytes[..bytes.len() / 2])?;
-            return Err(error);
-        }
-        self.file.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl OutFile for FailingFile {
-    fn sync(&mut self) -> io::Result<()> {
-        count(&self.left)?;
-        self.file.sync()
-    }
-}
-
-fn moment(step: u64) -> Moment {
-    let text = format!(
-        r#"{{"step":{step},"samples":0,"updates":{step},"position":{{"epoch":0,"sample":0}},
-            "seed":1,"window":{{"capacity":1,"steps":[]}},"best":null,"judged":null,
-            "evaluations_without_improvement":0}}"#
-    );
-    serde_json::from_str(&text).unwrap()
-}
-
-fn write(files: &dyn Files, run: &Path, fill: u8, step: u64) -> tessera::Result<()> {
-    let folder = run.join("checkpoints");
-    checkpoint::write(files, &folder, &Model::new(fill), &moment(step), &toml::Table::new())
-        .map(|_| ())
-}
-
-/// The step and the fill of the checkpoint that `last` names, whole.
-fn last(run: &Path) -> (u64, u8) {
-    let found = Checkpoint::find(run).unwrap();
-    let mut model = Model::new(0);
-    found.load(&mut model, true).unwrap();
-    let fill = model.bytes[0][0];
-    assert!(model.bytes.iter().flatten().all(|&byte| byte == fill), "a mixture of two moments");
-    (found.manifest.moment.step, fill)
+fn write(files: &dyn Files, run: &Path, values: u8, step: u64) -> tessera::Result<()> {
+    let part = Layout::single(&table()).part(&table(), 0, values);
+    save(files, &alone(), run, &part, step)
 }
 
 /// Fails each operation of `change` in turn, from the same state before; gives how many there are.
@@ -177,18 +28,17 @@ fn fail_everywhere(
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path();
         before(run);
-        assert_eq!(last(run), old);
-        let left = Rc::new(Cell::new(allowed));
-        let result = change(&Failing { left }, run);
+        assert_eq!(loaded(run), old);
+        let result = change(&Failing::after(allowed), run);
         match result {
             Ok(()) => {
-                assert_eq!(last(run), new);
+                assert_eq!(loaded(run), new);
                 return allowed;
             }
             Err(error) => {
                 let text = error.to_string();
                 assert!(text.contains("cannot write") && text.contains("checkpoints"), "{text}");
-                let there = last(run);
+                let there = loaded(run);
                 // Once `last` has been renamed the new one counts, though its name may not be on
                 // stable storage yet.
                 assert!(there == old || there == new, "after {allowed} operations: {there:?}");
@@ -196,7 +46,7 @@ fn fail_everywhere(
         }
         // Room again: what the failure left behind is no hindrance.
         change(&Disk, run).unwrap();
-        assert_eq!(last(run), new);
+        assert_eq!(loaded(run), new);
     }
     unreachable!("the range has no end")
 }
@@ -252,12 +102,12 @@ fn the_pointer_is_switched_or_stays() {
     write(&Disk, run, 2, 2).unwrap();
     write(&Disk, run, 1, 1).unwrap();
     for allowed in 0..3 {
-        let files = Failing { left: Rc::new(Cell::new(allowed)) };
+        let files = Failing::after(allowed);
         checkpoint::point(&files, &run.join("checkpoints"), LAST, 2).unwrap_err();
-        assert_eq!(last(run), (1, 1));
+        assert_eq!(loaded(run), (1, 1));
     }
     checkpoint::point(&Disk, &run.join("checkpoints"), LAST, 2).unwrap();
-    assert_eq!(last(run), (2, 2));
+    assert_eq!(loaded(run), (2, 2));
 }
 
 /// A run of 4 steps with an evaluation file.
@@ -292,7 +142,7 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before() {
     let eval =
         |run: &str| project.ok(&format!("eval config.toml --checkpoint {run} --json")).stdout;
     let (figures, weights) = (eval("run"), project.export("run"));
-    let shard = project.path("run/checkpoints/step-4/shard-00000.safetensors");
+    let shard = project.path("run/checkpoints/step-4/shard-00000-00000.safetensors");
     let bytes = std::fs::metadata(shard).unwrap().len();
 
     // steps.jsonl and config.toml fit, a shard does not: when it is nearly written, and at once.
@@ -303,7 +153,7 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before() {
         let stderr = String::from_utf8(out.stderr).unwrap();
         assert_eq!(out.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains("cannot write"), "{stderr}");
-        assert!(stderr.contains("shard-00000.safetensors"), "{stderr}");
+        assert!(stderr.contains("shard-00000-00000.safetensors"), "{stderr}");
         assert_eq!(project.pointer("run", "last"), 4);
         assert_eq!(project.checkpoints("run"), [4]);
         assert_eq!(eval("run"), figures);
@@ -321,7 +171,7 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before() {
 fn damage_is_named_and_never_loaded() {
     let project = trained();
     let folder = project.path("run/checkpoints/step-4");
-    let shard = folder.join("shard-00000.safetensors");
+    let shard = folder.join("shard-00000-00000.safetensors");
     let manifest = folder.join("manifest.json");
     let [whole, text] = [&shard, &manifest].map(|path| std::fs::read(path).unwrap());
     let flipped = |bytes: &[u8], at: usize| {
@@ -350,14 +200,14 @@ fn damage_is_named_and_never_loaded() {
 
     for at in [0, 20, whole.len() / 2, whole.len() - 1] {
         std::fs::write(&shard, flipped(&whole, at)).unwrap();
-        check("the file was changed or damaged", "shard-00000.safetensors");
+        check("the file was changed or damaged", "shard-00000-00000.safetensors");
     }
     for keep in [whole.len() - 1, 100, 0] {
         std::fs::write(&shard, &whole[..keep]).unwrap();
-        check("the manifest says", "shard-00000.safetensors");
+        check("the manifest says", "shard-00000-00000.safetensors");
     }
     std::fs::remove_file(&shard).unwrap();
-    check("cannot read", "shard-00000.safetensors");
+    check("cannot read", "shard-00000-00000.safetensors");
     std::fs::write(&shard, &whole).unwrap();
 
     std::fs::write(&manifest, &text[..text.len() / 2]).unwrap();
