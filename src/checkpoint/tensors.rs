@@ -102,7 +102,6 @@ impl<'a> CheckpointTensors<'a> {
         let tensor = &self.tensors[block.tensor];
         let element = element_bytes(tensor.dtype);
         let stride = block.columns.len() * element;
-        out.clear();
         out.resize(block.rows.len() * stride, 0);
         let Pieces { places, rows_max } = &self.pieces[block.tensor];
         // Where those before end cannot be in the block.
