@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use tessera_comm::{Codec, Communicator};
 use tessera_data::Jagged;
+use tessera_device::DeviceBuffer;
 
 use crate::plan::{Plan, Route};
 use crate::resolve::check;
@@ -92,8 +93,16 @@ pub struct ShardedCollection<D: LookupOps> {
     forward_codec: Codec,
     backward_codec: Codec,
     replicas: Option<Replicas>,
-    /// Fetched tables of batches that are done.
-    spare: Vec<EmbeddingCollection<D>>,
+    /// Memory of batches that are done.
+    spare: Vec<Spare<D>>,
+}
+
+/// Memory that a batch uses, for the next one.
+struct Spare<D: LookupOps> {
+    fetched: EmbeddingCollection<D>,
+    /// Of each held piece.
+    numbers: Vec<D::Buffer<f32>>,
+    sums: Vec<f32>,
 }
 
 /// A batch on its way: what this rank asked for and what it was asked for.
@@ -107,6 +116,10 @@ pub struct Routed<D: LookupOps> {
     /// The batch as bags of the fetched tables.
     lookup: Lookup<D>,
     asked: Vec<Asked<D>>,
+    /// The sum of each fetched row's gradient.
+    sums: Vec<f32>,
+    /// Whether gradients were exchanged.
+    has_gradients: bool,
 }
 
 /// What all ranks asked of a piece.
@@ -114,8 +127,8 @@ struct Asked<D: LookupOps> {
     lookup: Lookup<D>,
     /// Bags of each rank.
     counts: Vec<usize>,
-    /// Gradients of the bags, (bags, columns), once they were exchanged.
-    grad: Option<D::Buffer<f32>>,
+    /// Vectors of the bags, then their gradients: (bags, columns) and more.
+    numbers: D::Buffer<f32>,
 }
 
 impl<D: LookupOps> fmt::Debug for ShardedCollection<D> {
@@ -258,14 +271,27 @@ impl<D: LookupOps> ShardedCollection<D> {
         let (bags, rows_read) = (batch.bags, batch.rows_read.clone());
         let (bad_ids, policy) = (batch.bad_ids.clone(), batch.policy);
         let requests = self.requests(&schema, &mut batch);
-        let asked = self.exchange_ids(stream, &requests)?;
+        let mut spare = self.spare(stream, &requests)?;
+        let asked = self.exchange_ids(stream, &requests, &mut spare.numbers)?;
         for (table, rows_read) in batch.rows_read.iter_mut().enumerate() {
             let features = schema.features_of(table).iter();
             *rows_read = features.map(|&f| batch.features[f].rows.len() as u64).sum();
         }
-        let fetched = self.fetched(stream, &requests)?;
+        let Spare { fetched, sums, .. } = spare;
         let lookup = Lookup::new(fetched.resolver(), stream, batch)?;
-        Ok(Routed { bags, rows_read, bad_ids, policy, requests, fetched, lookup, asked })
+        let has_gradients = false;
+        Ok(Routed {
+            bags,
+            rows_read,
+            bad_ids,
+            policy,
+            requests,
+            fetched,
+            lookup,
+            asked,
+            sums,
+            has_gradients,
+        })
     }
 
     /// What to ask for; the batch becomes bags of the fetched tables.
@@ -306,7 +332,13 @@ impl<D: LookupOps> ShardedCollection<D> {
     }
 
     /// Sends requests to the owners and looks up what was asked of this rank.
-    fn exchange_ids(&self, stream: &D::Stream, requests: &[TableRequest]) -> Result<Vec<Asked<D>>> {
+    /// Memory of `numbers` is used where it is long enough.
+    fn exchange_ids(
+        &self,
+        stream: &D::Stream,
+        requests: &[TableRequest],
+        numbers: &mut Vec<D::Buffer<f32>>,
+    ) -> Result<Vec<Asked<D>>> {
         let mut message = self.ranks.buffer(0);
         let counts: Vec<usize> = self
             .layout
@@ -323,6 +355,7 @@ impl<D: LookupOps> ShardedCollection<D> {
         let received = self.ranks.all_to_all_v(message, &counts).wait()?;
         let mut messages: Vec<&[u64]> = received.iter().collect();
         let mut asked = Vec::with_capacity(self.held.len());
+        let mut old = numbers.drain(..);
         for held in &self.held {
             let mut gathered = Gathered::default();
             for (rank, message) in messages.iter_mut().enumerate() {
@@ -333,26 +366,31 @@ impl<D: LookupOps> ShardedCollection<D> {
             let bags = gathered.into_jagged()?;
             // Ids were checked by who asked; a broken message would be seen here.
             let lookup = held.store.resolve(stream, vec![bags], BadIdPolicy::Error)?;
-            asked.push(Asked { lookup, counts, grad: None });
+            let needed = lookup.bags() * held.columns.len();
+            let numbers = match old.next() {
+                Some(numbers) if numbers.len() >= needed => numbers,
+                _ => self.resolver.device.alloc(needed + needed / 4)?,
+            };
+            asked.push(Asked { lookup, counts, numbers });
         }
         self.ranks.recycle(received.into_data());
         Ok(asked)
     }
 
-    /// Fetched tables with room for what was asked.
-    fn fetched(
-        &mut self,
-        stream: &D::Stream,
-        requests: &[TableRequest],
-    ) -> Result<EmbeddingCollection<D>> {
-        let schema = Arc::clone(self.schema());
+    /// Memory for a batch, with room in the fetched tables for what was asked.
+    fn spare(&mut self, stream: &D::Stream, requests: &[TableRequest]) -> Result<Spare<D>> {
         let rows_of = |request: &TableRequest| request.bags() as u64;
-        if let Some(spare) = self.spare.pop() {
-            let tables = spare.schema().tables().iter().zip(requests);
-            if tables.clone().all(|(table, request)| rows_of(request) <= table.rows) {
-                return Ok(spare);
+        let (numbers, sums) = match self.spare.pop() {
+            Some(spare) => {
+                let tables = spare.fetched.schema().tables().iter().zip(requests);
+                if tables.clone().all(|(table, request)| rows_of(request) <= table.rows) {
+                    return Ok(spare);
+                }
+                (spare.numbers, spare.sums)
             }
-        }
+            None => (Vec::new(), Vec::new()),
+        };
+        let schema = Arc::clone(self.schema());
         let tables = schema.tables().iter().zip(requests).zip(&self.layout.tables);
         let tables = tables
             .map(|((table, request), layout)| TableSpec {
@@ -368,6 +406,7 @@ impl<D: LookupOps> ShardedCollection<D> {
             })
             .collect();
         let (device, features) = (self.resolver.device.clone(), schema.features().to_vec());
-        EmbeddingCollection::new(device, stream, tables, features, schema.seed())
+        let fetched = EmbeddingCollection::new(device, stream, tables, features, schema.seed())?;
+        Ok(Spare { fetched, numbers, sums })
     }
 }

@@ -2,7 +2,7 @@
 //! other ranks.
 
 use super::layout::Piece;
-use super::{Asked, Routed, ShardedCollection};
+use super::{Routed, ShardedCollection, Spare};
 use crate::plan::COLUMN_BLOCK;
 use crate::{EmbeddingError, LookupOps, Result, SparseStep, UpdateStats};
 
@@ -14,6 +14,7 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// Errors: as [`EmbeddingCollection::grad_sq_norm`](crate::EmbeddingCollection::grad_sq_norm);
     /// [`EmbeddingError::Comm`].
     pub fn grad_sq_norm(&self, stream: &D::Stream, routed: &Routed<D>) -> Result<f64> {
+        check_gradients(routed)?;
         let own = self.ranks.rank();
         let mut norms = Vec::new();
         for (held, asked) in self.held.iter().zip(&routed.asked) {
@@ -21,7 +22,7 @@ impl<D: LookupOps> ShardedCollection<D> {
             if self.layout.tables[held.piece.table].replicated && own != 0 {
                 continue;
             }
-            let (grad, columns) = (gradients(asked)?, held.columns.len());
+            let (grad, columns) = (&asked.numbers, held.columns.len());
             norms.push(held.store.grad_sq_norm(stream, &asked.lookup, grad, columns)?);
         }
         let all = self.ranks.all_gather(norms).wait()?;
@@ -53,13 +54,14 @@ impl<D: LookupOps> ShardedCollection<D> {
         step: &SparseStep,
     ) -> Result<UpdateStats> {
         self.settled("update")?;
+        check_gradients(&routed)?;
         let tables = self.schema().tables().len();
         let squares = self.exchange_squares(stream, &routed, step)?;
         let mut stats =
             UpdateStats { rows_updated: vec![0; tables], rows_nonfinite: vec![0; tables] };
         let own = self.ranks.rank();
         for ((held, asked), squares) in self.held.iter_mut().zip(&routed.asked).zip(&squares) {
-            let (grad, columns) = (gradients(asked)?, held.columns.len());
+            let (grad, columns) = (&asked.numbers, held.columns.len());
             let moved =
                 held.store.update_with(stream, &asked.lookup, grad, columns, step, squares)?;
             let table = held.piece.table;
@@ -69,19 +71,20 @@ impl<D: LookupOps> ShardedCollection<D> {
             stats.rows_nonfinite[table] += moved.rows_nonfinite[0];
         }
         if let Some(replicas) = &mut self.replicas {
+            replicas.set_step(step.t);
             for (index, (held, asked)) in self.held.iter().zip(&routed.asked).enumerate() {
                 let rows = held.store.resolver().unique_rows(stream, &asked.lookup, 0)?;
                 replicas.touch(index, &rows);
             }
-            replicas.set_step(step.t);
         }
-        self.spare.push(routed.fetched);
+        self.finish(routed);
         Ok(stats)
     }
 
     /// Gives back the memory of a batch that only looked up.
     pub fn finish(&mut self, routed: Routed<D>) {
-        self.spare.push(routed.fetched);
+        let numbers = routed.asked.into_iter().map(|asked| asked.numbers).collect();
+        self.spare.push(Spare { fetched: routed.fetched, numbers, sums: routed.sums });
     }
 
     /// For each held piece whose optimizer sums over columns that others hold: the sum over all
@@ -104,7 +107,7 @@ impl<D: LookupOps> ShardedCollection<D> {
                 let unique = held.store.resolver().unique_counts(stream, &asked.lookup)?[0];
                 let blocks = held.columns.len().div_ceil(COLUMN_BLOCK);
                 sums.resize(unique as usize * blocks, 0.0);
-                let (grad, columns) = (gradients(asked)?, held.columns.len());
+                let (grad, columns) = (&asked.numbers, held.columns.len());
                 held.store.block_squares(stream, &asked.lookup, grad, columns, step, sums)?;
             }
         }
@@ -153,8 +156,11 @@ impl<D: LookupOps> ShardedCollection<D> {
     }
 }
 
-/// The exchanged gradients of what was asked of a piece.
-fn gradients<D: LookupOps>(asked: &Asked<D>) -> Result<&D::Buffer<f32>> {
-    let reason = || "update before the exchange of gradients".to_owned();
-    asked.grad.as_ref().ok_or_else(|| EmbeddingError::Exchange { reason: reason() })
+/// That gradients were exchanged.
+fn check_gradients<D: LookupOps>(routed: &Routed<D>) -> Result<()> {
+    if routed.has_gradients {
+        return Ok(());
+    }
+    let reason = "a norm or update before the exchange of gradients".to_owned();
+    Err(EmbeddingError::Exchange { reason })
 }

@@ -77,32 +77,27 @@ impl<D: LookupOps> ShardedCollection<D> {
     }
 
     /// Looks up what was asked of this rank and sends it to who asked.
-    fn exchange_vectors(&self, stream: &D::Stream, routed: &Routed<D>) -> Result<Received> {
-        let device = &self.resolver.device;
+    fn exchange_vectors(&self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<Received> {
         let own = self.ranks.rank();
-        let to = self.blocks_asked(routed);
-        // Where each rank's next piece goes.
-        let mut places = Vec::with_capacity(to.len());
-        let mut total = 0;
-        for blocks in &to {
-            places.push(total);
-            total += blocks.iter().map(|block| block.rows * block.columns).sum::<usize>();
-        }
-        let mut send: Vec<f32> = self.ranks.buffer(total);
-        send.resize(total, 0.0);
-        for (held, asked) in self.held.iter().zip(&routed.asked) {
+        for (held, asked) in self.held.iter().zip(&mut routed.asked) {
             let columns = held.columns.len();
-            let mut vectors = device.alloc(asked.lookup.bags() * columns)?;
-            held.store.forward(stream, &asked.lookup, &mut vectors, columns)?;
-            let mut at = 0;
-            for (rank, place) in places.iter_mut().enumerate() {
-                let numbers = asked.counts[rank] * columns;
+            held.store.forward(stream, &asked.lookup, &mut asked.numbers, columns)?;
+        }
+        routed.has_gradients = false;
+        let to = self.blocks_asked(routed);
+        let numbers = to.iter().flatten().map(|block| block.rows * block.columns).sum();
+        let mut send: Vec<f32> = self.ranks.buffer(numbers);
+        let mut at = vec![0; self.held.len()]; // in each piece's vectors
+        for rank in 0..self.ranks.size() {
+            for ((held, asked), at) in self.held.iter().zip(&routed.asked).zip(&mut at) {
+                let numbers = asked.counts[rank] * held.columns.len();
                 if self.layout.reads(&held.piece, rank, own) {
-                    let to = &mut send[*place..*place + numbers];
-                    device.download(stream, &vectors, at, to)?;
-                    *place += numbers;
+                    let end = send.len();
+                    send.resize(end + numbers, 0.0);
+                    let to = &mut send[end..];
+                    self.resolver.device.download(stream, &asked.numbers, *at, to)?;
                 }
-                at += numbers;
+                *at += numbers;
             }
         }
         let from: Vec<Vec<Block>> = self
@@ -176,19 +171,22 @@ impl<D: LookupOps> ShardedCollection<D> {
         for (table, request) in schema.tables().iter().zip(&routed.requests) {
             starts.push(starts[starts.len() - 1] + request.bags() * table.dim);
         }
-        let mut sums: Vec<f32> = self.ranks.buffer(starts[schema.tables().len()]);
-        sums.resize(starts[schema.tables().len()], 0.0);
-        routed.fetched.row_gradients(stream, &routed.lookup, grad, stride, &mut sums)?;
+        let numbers = starts[schema.tables().len()];
+        if routed.sums.len() < numbers {
+            routed.sums.resize(numbers, 0.0);
+        }
+        let sums = &mut routed.sums[..numbers];
+        routed.fetched.row_gradients(stream, &routed.lookup, grad, stride, sums)?;
 
         let travels = |block: Block| Block { stays: false, ..block };
-        let mut send: Vec<f32> = self.ranks.buffer(sums.len());
+        let mut send: Vec<f32> = self.ranks.buffer(numbers);
         let mut to = Vec::with_capacity(self.ranks.size());
         for pieces in &self.layout.pieces_of {
             for piece in pieces {
                 let dim = schema.tables()[piece.table].dim;
                 let columns = &self.layout.tables[piece.table].column_blocks[piece.column_block];
                 let rows = routed.requests[piece.table].rows_of(piece.row_block);
-                let rows = &sums[starts[piece.table]..][rows.start * dim..rows.end * dim];
+                let rows = &routed.sums[starts[piece.table]..][rows.start * dim..rows.end * dim];
                 if columns.len() == dim {
                     send.extend_from_slice(rows);
                 } else {
@@ -199,7 +197,6 @@ impl<D: LookupOps> ShardedCollection<D> {
             let block = |piece| travels(self.block_requested(routed, piece));
             to.push(pieces.iter().map(block).collect::<Vec<_>>());
         }
-        self.ranks.recycle(sums);
         let from: Vec<Vec<Block>> = (0..self.ranks.size())
             .map(|rank| {
                 let held = self.held.iter().zip(&routed.asked);
@@ -216,16 +213,15 @@ impl<D: LookupOps> ShardedCollection<D> {
         let mut messages: Vec<&[f32]> = received.parts().collect();
         for (held, asked) in self.held.iter().zip(&mut routed.asked) {
             let columns = held.columns.len();
-            let mut grad = device.alloc(asked.lookup.bags() * columns)?;
             let mut at = 0;
             for (message, count) in messages.iter_mut().zip(&asked.counts) {
                 let (here, rest) = message.split_at(count * columns);
-                device.upload(stream, here, &mut grad, at)?;
+                device.upload(stream, here, &mut asked.numbers, at)?;
                 *message = rest;
                 at += here.len();
             }
-            asked.grad = Some(grad);
         }
+        routed.has_gradients = true;
         self.ranks.recycle(received.data);
         Ok(())
     }

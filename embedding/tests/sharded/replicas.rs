@@ -3,11 +3,16 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 
 use tessera_comm::{Communicator, Options, threads};
+use tessera_data::{Jagged, RawId};
 use tessera_device::{Cpu, Device};
 use tessera_embedding::plan::{Grid2d, Placement, Plan, Route, Sharding};
-use tessera_embedding::{BadIdPolicy, Precision, ShardedCollection, SparseStep};
+use tessera_embedding::{
+    BadIdPolicy, Precision, ShardedCollection, SparseOptimizer, SparseStep, WeightDecay,
+};
 
-use crate::common::{Case, Outcome, SEED, case, on_one_rank, part, pieces_of, plan, under_sgd};
+use crate::common::{
+    Case, Outcome, Random, SEED, case, on_one_rank, part, pieces_of, plan, under_sgd,
+};
 
 /// When and how replicas are averaged.
 #[derive(Clone, Copy)]
@@ -138,6 +143,31 @@ fn numbers_of_groups_that_are_no_power_of_two_and_short_weights_agree_too() {
         let full = on_grid(&case, &plan, grid, 1, Sync::Full).0;
         same(&full, &on_grid(&case, &plan, grid, 1, Sync::Touched).0, &what);
     }
+}
+
+#[test]
+fn rows_of_more_bytes_than_a_round_are_averaged_in_several() {
+    let (rows, dim) = (40_000, 64); // 10 MB and its state; a round is 4 MiB
+    let mut case = case(&[], Precision::Fp32, 0);
+    case.tables.truncate(1);
+    case.features.truncate(1);
+    (case.tables[0].rows, case.tables[0].dim, case.width) = (rows, dim, dim);
+    case.tables[0].optimizer = SparseOptimizer::RowwiseAdagrad {
+        lr: 0.05,
+        eps: 1e-6,
+        decay: WeightDecay::None,
+        moment_scale: 2.0,
+    };
+    let mut random = Random(3);
+    let ids = (0..60_000).map(|_| RawId(random.next(rows) as i64)).collect();
+    case.batches = vec![vec![Jagged::new(2, vec![0, 30_000, 60_000], ids, None).unwrap()]];
+    case.grads = vec![(0..2 * dim).map(|_| random.number()).collect()];
+    let grid = Grid2d::new(2, 2, Placement::Strided).unwrap();
+    let plan = plan(&case, 1, Sharding::TableWise, Route::Unique);
+    let (full, rows_full) = on_grid(&case, &plan, grid, 1, Sync::Full);
+    let (touched, rows_touched) = on_grid(&case, &plan, grid, 1, Sync::Touched);
+    same(&full, &touched, "10 MB");
+    assert!(rows_touched > 50_000 && rows_full == 4 * rows, "{rows_touched} and {rows_full}");
 }
 
 #[test]
