@@ -4,17 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::document::{Document, Point};
+use crate::document::{Document, Figures};
 use crate::stats::{Ratio, ratio};
 use crate::{BenchError, Result};
 
-/// One batch size and pooling that both documents have.
+/// One case that both documents have.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// Samples of a request.
-    pub batch: usize,
-    /// Ids a bag.
-    pub pooling: String,
+    /// The case, such as a batch size and a pooling.
+    pub case: String,
     /// Throughput, new over old: above 1 is faster now.
     pub throughput: Ratio,
     /// p99 latency, new over old: below 1 is better now.
@@ -37,33 +35,44 @@ pub struct Comparison {
 /// Compares two documents.
 ///
 /// Errors: [`BenchError::Usage`] for documents of different commands or without a common point.
-pub fn compare(old: &Document, new: &Document) -> Result<Comparison> {
+pub fn compare<P: Figures>(old: &Document<P>, new: &Document<P>) -> Result<Comparison> {
     if old.command != new.command {
         let text = format!("cannot compare {} with {}", old.command, new.command);
         return Err(BenchError::Usage(text));
     }
-    let same = |a: &Point, b: &Point| a.batch == b.batch && a.pooling == b.pooling;
     let lines: Vec<Line> = new
         .points
         .iter()
         .filter_map(|now| {
-            let before = old.points.iter().find(|before| same(before, now))?;
+            let before = old.points.iter().find(|before| before.case() == now.case())?;
             Some(Line {
-                batch: now.batch,
-                pooling: now.pooling.clone(),
+                case: now.case(),
                 // Throughput is the inverse of the service time.
-                throughput: ratio(&before.service_ms, &now.service_ms),
-                latency_p99: now.latency_ms.p99 / before.latency_ms.p99,
-                limit: now.limit.rows_per_s / before.limit.rows_per_s,
+                throughput: ratio(before.service_ms(), now.service_ms()),
+                latency_p99: now.latency_ms().p99 / before.latency_ms().p99,
+                limit: now.limit() / before.limit(),
             })
         })
         .collect();
     if lines.is_empty() {
-        return Err(BenchError::usage("the two have no batch size and pooling in common"));
+        return Err(BenchError::usage(
+            "the two have no case in common: the same batch size and pooling, or operation and size",
+        ));
     }
     // Where figures go and how many there are does not change what is measured.
-    let free =
-        ["json", "report", "compare", "dump_ids", "iterations", "warmup", "batch", "pooling"];
+    let free = [
+        "json",
+        "report",
+        "compare",
+        "dump_ids",
+        "topology",
+        "iterations",
+        "warmup",
+        "batch",
+        "pooling",
+        "operations",
+        "sizes",
+    ];
     let mut differences = Vec::new();
     if let (Some(before), Some(now)) = (old.knobs.as_object(), new.knobs.as_object()) {
         for (name, value) in now.iter().filter(|(name, _)| !free.contains(&name.as_str())) {
@@ -92,8 +101,8 @@ impl fmt::Display for Comparison {
             let Ratio { ratio, low, high } = line.throughput;
             writeln!(
                 f,
-                "  batch {:>6}, pooling {:>6}: throughput {ratio:.3} ({low:.3} to {high:.3}), p99 {:.3}, limit {:.3}",
-                line.batch, line.pooling, line.latency_p99, line.limit
+                "  {}: throughput {ratio:.3} ({low:.3} to {high:.3}), p99 {:.3}, limit {:.3}",
+                line.case, line.latency_p99, line.limit
             )?;
         }
         Ok(())

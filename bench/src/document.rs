@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::stats::{LatencyMs, Tail};
-use crate::{BenchError, Result};
+use crate::{BenchError, Result, report};
 
 /// Name and version of the document's schema.
 pub const SCHEMA: &str = "tessera-bench/1";
 
 /// Figures of one command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Document {
+pub struct Document<P = Point> {
     /// [`SCHEMA`].
     pub schema: String,
-    /// `lookup`, `update` or `step`.
+    /// `lookup`, `update`, `step` or `comm`.
     pub command: String,
     /// Version of the program.
     pub version: String,
@@ -30,8 +31,33 @@ pub struct Document {
     pub knobs: serde_json::Value,
     /// What was measured, in words.
     pub subject: String,
-    /// One entry a batch size and pooling.
-    pub points: Vec<Point>,
+    /// One entry a case: a batch size and pooling, or an operation and size.
+    pub points: Vec<P>,
+}
+
+/// Figures of one case of a command.
+pub trait Figures: Serialize + DeserializeOwned {
+    /// The case in words: what two documents must have in common to be compared.
+    fn case(&self) -> String;
+
+    /// Service time of every request in milliseconds.
+    fn service_ms(&self) -> &[f64];
+
+    /// Latency.
+    fn latency_ms(&self) -> &LatencyMs;
+
+    /// The machine's limit, more is faster.
+    fn limit(&self) -> f64;
+
+    /// Writes the table for people.
+    ///
+    /// Errors: those of writing.
+    fn write(points: &[Self], f: &mut fmt::Formatter<'_>) -> fmt::Result;
+
+    /// Plots for the report, as SVG.
+    ///
+    /// Errors: [`BenchError::Plot`].
+    fn plots(points: &[Self]) -> Result<Vec<String>>;
 }
 
 /// Figures of one batch size and pooling.
@@ -93,7 +119,7 @@ pub struct Limit {
     pub samples_ms: Vec<f64>,
 }
 
-impl Document {
+impl<P: Serialize + DeserializeOwned> Document<P> {
     /// Reads a document.
     ///
     /// Errors: a file that cannot be read or is no such document.
@@ -115,7 +141,7 @@ impl Document {
     }
 }
 
-impl fmt::Display for Document {
+impl<P: Figures> fmt::Display for Document<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let machine = &self.machine;
         let size =
@@ -132,6 +158,32 @@ impl fmt::Display for Document {
             size(machine.memory_mib, 1 << 10),
             machine.load.map_or("?".into(), |load| format!("{load:.1}")),
         )?;
+        P::write(&self.points, f)
+    }
+}
+
+impl Figures for Point {
+    fn case(&self) -> String {
+        format!("batch {:>6}, pooling {:>6}", self.batch, self.pooling)
+    }
+
+    fn service_ms(&self) -> &[f64] {
+        &self.service_ms
+    }
+
+    fn latency_ms(&self) -> &LatencyMs {
+        &self.latency_ms
+    }
+
+    fn limit(&self) -> f64 {
+        self.limit.rows_per_s
+    }
+
+    fn plots(points: &[Self]) -> Result<Vec<String>> {
+        report::request_plots(points)
+    }
+
+    fn write(points: &[Self], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "\n{:>7} {:>9} | {:>8} {:>9} {:>7} {:>8} | {:>9} {:>7} {:>7} | {:>8} {:>8} {:>8} {:>8} {:>8} ms",
@@ -150,7 +202,7 @@ impl fmt::Display for Document {
             "p99.9",
             "max"
         )?;
-        for point in &self.points {
+        for point in points {
             let latency = &point.latency_ms;
             let gflops = point.flops_per_request / point.batch as f64 * point.samples_per_s / 1e9;
             writeln!(
@@ -172,7 +224,7 @@ impl fmt::Display for Document {
                 latency.max
             )?;
         }
-        for point in &self.points {
+        for point in points {
             writeln!(f, "\nbatch {}, pooling {}:", point.batch, point.pooling)?;
             let limit = &point.limit;
             let mut text = format!(

@@ -57,6 +57,9 @@ pub enum BenchError {
     /// A step did not train.
     #[error("step: {0}")]
     Step(String),
+    /// A topology that the planner would refuse.
+    #[error("the topology measured is none that can be planned with: {0}")]
+    Topology(String),
     /// A plot could not be drawn.
     #[error("cannot draw the report: {0}")]
     Plot(String),
@@ -72,6 +75,9 @@ pub enum BenchError {
     /// The towers refused.
     #[error(transparent)]
     Dense(#[from] tessera_dense::DenseError),
+    /// Ranks did not agree, or one of them failed.
+    #[error(transparent)]
+    Comm(Box<tessera_comm::CommError>),
     /// The device refused.
     #[error(transparent)]
     Device(#[from] tessera_device::DeviceError),
@@ -90,6 +96,12 @@ impl BenchError {
 
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self::Usage(text.into())
+    }
+}
+
+impl From<tessera_comm::CommError> for BenchError {
+    fn from(error: tessera_comm::CommError) -> Self {
+        Self::Comm(Box::new(error))
     }
 }
 

@@ -8,6 +8,8 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+pub use crate::comm::knobs::CommArgs;
+
 /// Measures Tessera on this machine, against this machine's own limit.
 #[derive(Debug, Parser)]
 #[command(name = "tessera-bench", version, propagate_version = true)]
@@ -26,6 +28,8 @@ pub enum Command {
     Update(TablesArgs),
     /// Whole training steps of a DLRM or DCNv2
     Step(StepArgs),
+    /// Operations between ranks: bandwidth and latency of each, for every size
+    Comm(CommArgs),
     /// Ratios between two earlier outputs of --json, with their spread
     Compare(CompareArgs),
 }
@@ -155,6 +159,20 @@ pub struct TableKnobs {
     pub reuse: Option<String>,
 }
 
+/// Where figures go.
+#[derive(Clone, Debug, Default, Args, Serialize)]
+pub struct OutputKnobs {
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Write a report with plots
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Compare with an earlier output of --json
+    #[arg(long, value_name = "OLD.json")]
+    pub compare: Option<PathBuf>,
+}
+
 /// How measuring goes, and where figures go.
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct RunKnobs {
@@ -184,15 +202,10 @@ pub struct RunKnobs {
     /// Seed of ids, weights and values
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Print one JSON document instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Write a report with plots
-    #[arg(long, value_name = "FILE.html")]
-    pub report: Option<PathBuf>,
-    /// Compare with an earlier output of --json
-    #[arg(long, value_name = "OLD.json")]
-    pub compare: Option<PathBuf>,
+    /// Figures.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub output: OutputKnobs,
     /// Write the requests to a file, for other programs to run the same
     #[arg(long, value_name = "FILE")]
     pub dump_ids: Option<PathBuf>,

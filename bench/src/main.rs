@@ -4,9 +4,10 @@ use std::error::Error as _;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tessera_bench::compare::compare;
-use tessera_bench::document::Document;
-use tessera_bench::knobs::{Cli, Command, CompareArgs, RunKnobs};
+use tessera_bench::comm::{self, CommPoint};
+use tessera_bench::compare::{Comparison, compare};
+use tessera_bench::document::{Document, Figures, Point};
+use tessera_bench::knobs::{Cli, Command, CompareArgs, OutputKnobs};
 use tessera_bench::workloads::Work;
 use tessera_bench::{BenchError, Result, report, run};
 
@@ -27,18 +28,26 @@ fn main() -> ExitCode {
 
 fn execute(command: &Command) -> Result<()> {
     match command {
-        Command::Lookup(args) => finish(&args.run, || run::run_tables(args, Work::Lookup)),
-        Command::Update(args) => finish(&args.run, || run::run_tables(args, Work::Update)),
-        Command::Step(args) => finish(&args.run, || run::run_step(args)),
+        Command::Lookup(args) => {
+            finish(&args.run.output, || run::run_tables(args, Work::Lookup).map(Some))
+        }
+        Command::Update(args) => {
+            finish(&args.run.output, || run::run_tables(args, Work::Update).map(Some))
+        }
+        Command::Step(args) => finish(&args.run.output, || run::run_step(args).map(Some)),
+        Command::Comm(args) => finish(&args.output, || comm::run(args)),
         Command::Compare(args) => compare_files(args),
     }
 }
 
-/// Measures and gives the figures out in the ways asked for.
-fn finish(knobs: &RunKnobs, measure: impl FnOnce() -> Result<Document>) -> Result<()> {
+/// Measures and gives the figures out in the ways asked for, if this process is the one to do so.
+fn finish<P: Figures>(
+    knobs: &OutputKnobs,
+    measure: impl FnOnce() -> Result<Option<Document<P>>>,
+) -> Result<()> {
     // A document that cannot be read should not cost a measurement.
-    let old = knobs.compare.as_deref().map(Document::load).transpose()?;
-    let document = measure()?;
+    let old = knobs.compare.as_deref().map(Document::<P>::load).transpose()?;
+    let Some(document) = measure()? else { return Ok(()) };
     if knobs.json {
         println!("{}", document.to_json());
     } else {
@@ -57,7 +66,12 @@ fn finish(knobs: &RunKnobs, measure: impl FnOnce() -> Result<Document>) -> Resul
 }
 
 fn compare_files(args: &CompareArgs) -> Result<()> {
-    let comparison = compare(&Document::load(&args.old)?, &Document::load(&args.new)?)?;
+    // Commands differ in their figures.
+    let command = Document::<serde_json::Value>::load(&args.new)?.command;
+    let comparison = match command.as_str() {
+        comm::COMMAND => of_files::<CommPoint>(args)?,
+        _ => of_files::<Point>(args)?,
+    };
     if args.json {
         let text =
             serde_json::to_string_pretty(&comparison).expect("a comparison has string keys only");
@@ -66,4 +80,13 @@ fn compare_files(args: &CompareArgs) -> Result<()> {
         print!("{comparison}");
     }
     Ok(())
+}
+
+fn of_files<P: Figures>(args: &CompareArgs) -> Result<Comparison> {
+    let old = Document::<serde_json::Value>::load(&args.old)?.command;
+    let new = Document::<P>::load(&args.new)?;
+    if old != new.command {
+        return Err(BenchError::Usage(format!("cannot compare {old} with {}", new.command)));
+    }
+    compare(&Document::<P>::load(&args.old)?, &new)
 }

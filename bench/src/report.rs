@@ -3,7 +3,7 @@
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
 
-use crate::document::{Document, Point};
+use crate::document::{Document, Figures, Point};
 use crate::stats::tail_curve;
 use crate::{BenchError, Result};
 
@@ -11,28 +11,12 @@ use crate::{BenchError, Result};
 const SIZE: (u32, u32) = (760, 380);
 
 /// A curve: its name and its points.
-type Curve = (String, Vec<(f64, f64)>);
+pub(crate) type Curve = (String, Vec<(f64, f64)>);
 
 /// The report as HTML.
 ///
 /// Errors: [`BenchError::Plot`].
-pub fn html(document: &Document) -> Result<String> {
-    let mut plots = vec![plot(
-        "Latency beyond a quantile",
-        "1 / (1 - quantile): 2 is the median, 100 is p99",
-        "ms",
-        &latency_curves(document),
-    )?];
-    let by_batch = sweep(document, |point| point.batch as f64, |point| point.pooling.clone());
-    if by_batch.iter().any(|(_, points)| points.len() > 1) {
-        let named = named("pooling", by_batch);
-        plots.push(plot("Throughput against batch", "samples a request", "Mrows/s", &named)?);
-    }
-    let by_pooling = sweep(document, |point| point.ids_per_bag, |point| point.batch.to_string());
-    if by_pooling.iter().any(|(_, points)| points.len() > 1) {
-        let named = named("batch", by_pooling);
-        plots.push(plot("Throughput against pooling", "ids a bag", "Mrows/s", &named)?);
-    }
+pub fn html<P: Figures>(document: &Document<P>) -> Result<String> {
     let title = format!("tessera-bench {}", document.command);
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
@@ -40,28 +24,51 @@ pub fn html(document: &Document) -> Result<String> {
          pre{{overflow-x:auto;background:#f4f4f4;padding:1em}}</style></head>\n\
          <body><h1>{title}</h1>\n<pre>{}</pre>\n{}\n<h2>Knobs</h2>\n<pre>{}</pre>\n</body></html>\n",
         escape(&document.to_string()),
-        plots.join("\n"),
+        P::plots(&document.points)?.join("\n"),
         escape(&format!("{:#}", document.knobs)),
     ))
 }
 
-fn latency_curves(document: &Document) -> Vec<Curve> {
+/// The plots of requests: latency, and throughput against what was swept.
+///
+/// Errors: [`BenchError::Plot`].
+pub(crate) fn request_plots(points: &[Point]) -> Result<Vec<String>> {
+    let mut plots = vec![plot(
+        "Latency beyond a quantile",
+        "1 / (1 - quantile): 2 is the median, 100 is p99",
+        "ms",
+        &latency_curves(points),
+    )?];
+    let by_batch = sweep(points, |point| point.batch as f64, |point| point.pooling.clone());
+    if by_batch.iter().any(|(_, points)| points.len() > 1) {
+        let named = named("pooling", by_batch);
+        plots.push(plot("Throughput against batch", "samples a request", "Mrows/s", &named)?);
+    }
+    let by_pooling = sweep(points, |point| point.ids_per_bag, |point| point.batch.to_string());
+    if by_pooling.iter().any(|(_, points)| points.len() > 1) {
+        let named = named("batch", by_pooling);
+        plots.push(plot("Throughput against pooling", "ids a bag", "Mrows/s", &named)?);
+    }
+    Ok(plots)
+}
+
+fn latency_curves(points: &[Point]) -> Vec<Curve> {
     let curve = |point: &Point| {
         let seconds: Vec<f64> = point.latencies_ms.iter().map(|ms| ms / 1e3).collect();
         let name = format!("batch {}, pooling {}", point.batch, point.pooling);
         (name, tail_curve(&seconds))
     };
-    document.points.iter().map(curve).collect()
+    points.iter().map(curve).collect()
 }
 
 /// Throughput over `x`, a curve for each value of `group`.
 fn sweep(
-    document: &Document,
+    points: &[Point],
     x: impl Fn(&Point) -> f64,
     group: impl Fn(&Point) -> String,
 ) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
-    for point in &document.points {
+    for point in points {
         let (name, at) = (group(point), (x(point), point.rows_per_s / 1e6));
         match curves.iter_mut().find(|(known, _)| *known == name) {
             Some((_, points)) => points.push(at),
@@ -79,7 +86,7 @@ fn named(what: &str, curves: Vec<Curve>) -> Vec<Curve> {
 }
 
 /// A plot with a logarithmic x axis, as SVG.
-fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String> {
+pub(crate) fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String> {
     let all = || curves.iter().flat_map(|(_, points)| points);
     let low = all().map(|at| at.0).fold(f64::INFINITY, f64::min).max(1e-9);
     let high = all().map(|at| at.0).fold(low * 1.01, f64::max);

@@ -1,14 +1,22 @@
 //! Tiny runs of every command, as a user runs them, and what they leave behind.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command as Process, Output};
 
+use clap::Parser;
 use serde_json::Value;
+use tessera::cli::{Cli, Command};
+use tessera::config::load_topology;
 use tessera_bench::compare::compare;
 use tessera_bench::document::Document;
+use tessera_embedding::plan::Topology;
+
+fn bench_command() -> Process {
+    Process::new(env!("CARGO_BIN_EXE_tessera-bench"))
+}
 
 fn bench(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tessera-bench")).args(args).output().unwrap()
+    bench_command().args(args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -214,9 +222,115 @@ fn twice_as_slow_compares_as_half() {
     assert!(compare(&old, &new).unwrap_err().to_string().contains("lookup with update"));
 }
 
+const QUICK: [&str; 8] =
+    ["comm", "--ranks", "3", "--iterations", "7", "--warmup", "1", "--sizes=0,1k,3000,64k"];
+
+#[test]
+fn comm_measures_every_operation_and_size_and_compares() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (old, page) = (file("old.json"), file("report.html"));
+    let first = good(&[&QUICK[..], &["--json"]].concat());
+    std::fs::write(&old, &first).unwrap();
+    let json: Value = serde_json::from_str(&first).unwrap();
+    assert_eq!(json["schema"], "tessera-bench/1");
+    assert_eq!(json["knobs"]["sizes"], serde_json::json!(["0", "1k", "3000", "64k"]));
+    let points = json["points"].as_array().unwrap();
+    // Five operations with four sizes, the barrier, and codecs of at least one row of 128.
+    assert_eq!(points.len(), 5 * 4 + 1 + 4 * 3);
+    for point in points {
+        let name = point["operation"].as_str().unwrap();
+        let latency = &point["latency_ms"];
+        let quantiles = ["p50", "p99", "max"].map(|name| latency[name].as_f64().unwrap());
+        assert!(quantiles.is_sorted() && quantiles[0] > 0.0, "{name}: {quantiles:?}");
+        assert_eq!(point["service_ms"].as_array().unwrap().len(), 7, "{name}");
+        assert!(point["limit_gb_per_s"].as_f64().unwrap() > 0.0, "{name}");
+        let moves = name != "barrier" && point["bytes"] != 0;
+        assert_eq!(point["gb_per_s"].as_f64().is_some_and(|speed| speed > 0.0), moves, "{name}");
+        assert_eq!(point["share_of_limit"].is_number(), moves, "{name}");
+    }
+    let moved = |name: &str, bytes: u64| {
+        let found = points.iter().find(|p| p["operation"] == name && p["bytes"] == bytes);
+        found.unwrap()["moved_bytes"].as_f64().unwrap()
+    };
+    assert_eq!(moved("all_to_all_v", 3000), 2000.0);
+    assert_eq!(moved("all_reduce", 3000), 4000.0);
+    assert_eq!(moved("codec_int8", 3000), 2560.0, "five rows of 128 numbers");
+
+    let some = ["--operations", "codec_fp16,all_gather", "--report", &page, "--compare", &old];
+    let table = good(&[&QUICK[..], &some].concat());
+    for part in ["3 ranks that are threads", "copy", "share", "p99", "new over old"] {
+        assert!(table.contains(part), "no {part} in: {table}");
+    }
+    assert!(!table.contains("all_reduce"), "{table}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert_eq!(page.matches("<svg").count(), 3, "bandwidth, codecs and times");
+    assert!(page.contains("memory copy") && page.contains("all_gather"));
+    let json: Value = serde_json::from_str(&good(&["compare", &old, &old, "--json"])).unwrap();
+    assert_eq!(json["lines"].as_array().unwrap().len(), points.len());
+    let lookup = file("lookup.json");
+    std::fs::write(&lookup, good(&small("lookup", &["--batch", "8", "--json"]))).unwrap();
+    for pair in [[&old, &lookup], [&lookup, &old]] {
+        let output = bench(&["compare", pair[0], pair[1]]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("cannot compare"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_measured_topology_is_one_that_the_planner_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    let path = path.to_str().unwrap();
+    let base = "comm --ranks 4 --iterations 3 --warmup 1 --operations barrier --topology";
+    let base: Vec<&str> = base.split(' ').chain([path]).collect();
+    good(&base);
+    let preset = Topology::preset("cpu").unwrap();
+    let one_node = load_topology(path).unwrap();
+    assert!(one_node.name.starts_with("4 x "), "{}", one_node.name);
+    assert_eq!((one_node.ranks_per_node, one_node.inter_node), (None, preset.inter_node));
+    assert_ne!(one_node.intra_node, preset.intra_node);
+    assert_ne!(one_node.device_gb_per_s, preset.device_gb_per_s);
+    assert_ne!(one_node.device_bytes, preset.device_bytes);
+    assert_eq!(one_node.host_gb_per_s, preset.host_gb_per_s);
+
+    good(&[&base[..], &["--ranks-per-node", "2"]].concat());
+    let two_nodes = load_topology(path).unwrap();
+    assert_eq!(
+        (two_nodes.ranks_per_node, two_nodes.device_bytes),
+        (Some(2), one_node.device_bytes)
+    );
+    assert_ne!(two_nodes.intra_node, preset.intra_node);
+    assert_ne!(two_nodes.inter_node, preset.inter_node);
+    good(&[&base[..], &["--ranks-per-node", "1"]].concat());
+    assert_eq!(load_topology(path).unwrap().intra_node, preset.intra_node);
+
+    let tables = folder.path().join("tables.csv");
+    std::fs::write(&tables, "table,rows,dim\nuser,100000,64\nitem,5000,32\n").unwrap();
+    let plan = ["tessera", "plan", "--ranks", "4", "--topology", path, "--tables"];
+    let plan = Cli::try_parse_from(plan.into_iter().chain([tables.to_str().unwrap()])).unwrap();
+    let Command::Plan(plan) = plan.command else { panic!("not plan") };
+    tessera::plan::run(&plan).unwrap();
+}
+
+#[test]
+fn a_job_of_several_processes_is_not_taken_for_one() {
+    let mut command = bench_command();
+    command.args(["comm", "--operations", "barrier"]).env("RANK", "1").env("WORLD_SIZE", "4");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = text(&output.stderr);
+    assert!(message.contains("4 processes") && message.contains("--comm mpi"), "{message}");
+}
+
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
     for (args, part) in [
+        (vec!["comm", "--ranks", "1"], "--ranks 2"),
+        (vec!["comm", "--iterations", "0"], "--iterations"),
+        (vec!["comm", "--sizes", "1x"], "no size"),
+        (vec!["comm", "--operations", "gossip"], "all_gather"),
+        (vec!["comm", "--ranks", "4", "--ranks-per-node", "3"], "does not divide 4"),
         (small("lookup", &["--batch", "0"]), "--batch"),
         (small("lookup", &["--dim", "0"]), "--dim"),
         (small("lookup", &["--rate", "0"]), "--rate"),
