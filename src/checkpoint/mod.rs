@@ -21,7 +21,7 @@ pub use agree::{agreed, on_first};
 pub use files::{Disk, Files, OutFile};
 pub use init::init;
 pub use load::{Checkpoint, pointed};
-pub use manifest::{Best, Manifest, Moment};
+pub use manifest::{Best, Entry, Manifest, Moment, Piece, Shard};
 pub use tensors::CheckpointTensors;
 pub use write::{Written, point, renew, write};
 

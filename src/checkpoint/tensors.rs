@@ -10,8 +10,9 @@ use crate::safetensors_io::TensorFile;
 use crate::tensors::{Block, Dtype, Tensor, element_bytes};
 use crate::{Error, Result};
 
-/// Files that are open at a time, at most: a checkpoint may have more than a process may open.
-const OPEN_FILES_MAX: usize = 64;
+/// Files that are open at a time, at most: a checkpoint may have more than a process may open,
+/// and ranks may be threads of one.
+const OPEN_FILES_MAX: usize = 4;
 
 /// A checkpoint as a list of logical tensors, whoever wrote which part.
 pub struct CheckpointTensors<'a> {
