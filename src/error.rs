@@ -65,6 +65,19 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// Ranks read different data.
+    #[error(
+        "rank {rank}: after step {step} rank {other} goes on with other data than this rank: all \
+         ranks must read the same files"
+    )]
+    UnevenData {
+        /// This rank.
+        rank: usize,
+        /// Steps done.
+        step: u64,
+        /// The rank whose data differ.
+        other: usize,
+    },
     /// An id that its table does not have, with the place it was read from.
     #[error("{place}: {source}")]
     BadInput {

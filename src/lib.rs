@@ -21,6 +21,7 @@ pub mod plan;
 pub mod predict;
 pub mod progress;
 pub mod ranking;
+pub mod ranks;
 pub mod run_dir;
 pub mod safetensors_io;
 pub mod serve;

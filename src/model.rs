@@ -1,35 +1,47 @@
-//! A DLRM on one device: embedding tables and dense towers joined into one step.
+//! A DLRM on one device of each rank: embedding tables and dense towers joined into one step.
 //!
 //! ```text
-//! batch -> resolve, group            ids checked against their tables, nothing written yet
+//! global batch -> this rank's samples
+//!       -> check, route              ids checked against their tables, nothing written yet
 //!       -> lookup                    pooled vectors into the tower's input rows
-//!       -> forward, loss, backward   gradients of dense parameters and of pooled vectors
+//!       -> forward, loss, backward   gradients of dense parameters, added over ranks bucket by
+//!                                    bucket while backward goes on, and of pooled vectors
 //!       -> all finite? clip          a step that is not changes nothing
-//!       -> update                    dense parameters, then rows
+//!       -> exchange, update          rows' gradients to their owners; dense parameters, then rows
 //! ```
+//! All ranks see the whole batch, agree before anything is written whether it is good, and do the
+//! same dense update. The loss is the mean over the global batch: sums over ranks, never means.
+//!
 //! The wide part is one more table of dim 1 for each table, `T.wide`, whose pooled weights add
 //! to the logit.
 
+mod tables;
 mod tensors;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Instant;
 
+use tessera_comm::Communicator;
 use tessera_data::Batch;
 use tessera_dense::{
     Activations, DenseError, DenseOps, DenseStep, Dlrm, Loss, ModelSpec, SUM_BLOCK,
 };
 use tessera_device::Device;
+use tessera_embedding::plan::{Grid2d, Plan};
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, Init, Lookup, LookupOps,
-    SparseStep, TableSpec,
+    BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, Init, LookupOps, Schema,
+    ShardedCollection, SparseStep, TableSpec,
 };
 
 use crate::config::{ClipConfig, Config};
 use crate::evaluation::log_loss;
 use crate::metrics::Metrics;
+use crate::ranks::Ranks;
 use crate::tensors::Tensor;
 use crate::{Error, Result};
+use tables::{Checked, Found, Tables};
 use tensors::{Home, logical_tensors};
 
 /// A device that can run a whole model.
@@ -116,7 +128,11 @@ pub enum FirstValues {
 pub struct Model<D: ModelDevice> {
     device: D,
     stream: D::Stream,
-    embedding: EmbeddingCollection<D>,
+    ranks: Rc<Ranks>,
+    /// Groups of two-dimensional parallelism, by which gradients of rows are multiplied: a group
+    /// moves its tables by the gradient of the mean over its own samples.
+    groups: f32,
+    tables: Tables<D>,
     towers: Dlrm<D>,
     activations: Activations<D>,
     /// For the sum of squares over the gradient of the input rows.
@@ -132,10 +148,33 @@ pub struct Model<D: ModelDevice> {
 }
 
 impl<D: ModelDevice> Model<D> {
-    /// A model at its first values.
+    /// A model on one rank, at its first values.
     ///
     /// Errors: tables that do not fit memory, by name and bytes.
     pub fn new(device: &D, config: &Config, first: FirstValues) -> Result<Self> {
+        Self::build(device, config, first, None)
+    }
+
+    /// This rank's part of a model whose tables lie on the ranks of `world` as `plan` says. All
+    /// ranks call it.
+    ///
+    /// Errors: as [`Model::new`]; a plan that does not fit the model; ranks that disagree.
+    pub fn on_ranks(
+        device: &D,
+        config: &Config,
+        first: FirstValues,
+        plan: &Plan,
+        world: Communicator,
+    ) -> Result<Self> {
+        Self::build(device, config, first, Some((plan, world)))
+    }
+
+    fn build(
+        device: &D,
+        config: &Config,
+        first: FirstValues,
+        shared: Option<(&Plan, Communicator)>,
+    ) -> Result<Self> {
         let stream = device.stream()?;
         let spec = config.model_spec();
         let (mut tables, features) = tables(config, &spec);
@@ -145,16 +184,43 @@ impl<D: ModelDevice> Model<D> {
             }
         }
         let stride = spec.stride();
-        let embedding =
-            EmbeddingCollection::new(device.clone(), &stream, tables, features, config.seed)?;
+        let (here, seed) = (device.clone(), config.seed);
+        let (ranks, tables) = match shared {
+            None => {
+                let tables = EmbeddingCollection::new(here, &stream, tables, features, seed)?;
+                (Ranks::alone()?, Tables::Alone(tables))
+            }
+            Some((plan, world)) => {
+                let parallel = &config.parallel;
+                let total = world.size();
+                let grid = Grid2d::new(total, parallel.replicas as usize, parallel.placement)?;
+                let (group, index) = grid.place(world.rank());
+                let split = |name: &str, color: usize, key: usize| {
+                    let joined = world.split(name, Some(color as u64), key as u64)?;
+                    Ok::<_, Error>(joined.expect("every rank has a color"))
+                };
+                let of_group = split("tables", group, index)?;
+                let tables =
+                    ShardedCollection::new(here, &stream, tables, features, seed, plan, of_group)?
+                        .with_codecs(parallel.codec_forward, parallel.codec_backward)?;
+                let tables = match parallel.replicas {
+                    1 => tables,
+                    _ => tables
+                        .with_replicas(split("replicas", index, group)?, parallel.sync_every)?,
+                };
+                (Ranks::new(world, group)?, Tables::Shared(tables))
+            }
+        };
         let towers = Dlrm::new(device, spec, config.dense_optimizer, config.seed)?;
-        let batch_max = config.data.batch_size.max(config.data.eval_batch_size);
+        let batch_max = ranks.part_max(config.data.batch_size.max(config.data.eval_batch_size));
         let activations = towers.activations(batch_max)?;
         let blocks = batch_max.saturating_mul(stride).div_ceil(SUM_BLOCK);
-        let (tensors, homes) = logical_tensors(&embedding, &towers, config.tables.len());
+        let (tensors, homes) = logical_tensors(tables.schema(), &towers, config.tables.len());
         Ok(Self {
             device: device.clone(),
-            embedding,
+            ranks: Rc::new(ranks),
+            groups: config.parallel.replicas as f32,
+            tables,
             towers,
             activations,
             partial_sums: device.alloc(blocks)?,
@@ -170,14 +236,48 @@ impl<D: ModelDevice> Model<D> {
         })
     }
 
-    /// The tables, those of the wide part included.
-    pub fn embedding(&self) -> &EmbeddingCollection<D> {
-        &self.embedding
+    /// The tables of a model on one rank, those of the wide part included.
+    pub fn embedding(&self) -> Option<&EmbeddingCollection<D>> {
+        match &self.tables {
+            Tables::Alone(tables) => Some(tables),
+            Tables::Shared(_) => None,
+        }
+    }
+
+    /// The tables and features, those of the wide part included.
+    pub fn schema(&self) -> &Schema {
+        self.tables.schema()
+    }
+
+    /// This rank among the others.
+    pub fn ranks(&self) -> Rc<Ranks> {
+        Rc::clone(&self.ranks)
+    }
+
+    /// Averages groups of two-dimensional parallelism now: what is to be saved or evaluated
+    /// between two averages needs it. A collective.
+    ///
+    /// Errors: what the tables say.
+    pub fn sync(&mut self) -> Result<()> {
+        Ok(self.tables.sync(&self.stream)?)
+    }
+
+    /// The step that messages between ranks belong to from now on.
+    pub fn set_step(&self, step: u64) {
+        self.ranks.set_step(step);
+        if let Tables::Shared(tables) = &self.tables {
+            tables.ranks().set_step(step);
+        }
+    }
+
+    /// Bytes of a table on this rank.
+    pub fn table_bytes(&self, table: usize) -> u64 {
+        self.tables.resident_bytes(table).unwrap_or(0)
     }
 
     /// Names of the tables, those of the wide part included.
     pub fn table_names(&self) -> impl Iterator<Item = &str> {
-        self.embedding.schema().tables().iter().map(|table| table.name.as_str())
+        self.schema().tables().iter().map(|table| table.name.as_str())
     }
 
     /// Bytes of dense parameters, gradients and states.
@@ -199,51 +299,63 @@ impl<D: ModelDevice> Model<D> {
         }
     }
 
-    /// Checks the ids of a batch against their tables; nothing is written.
+    /// Checks the ids of this rank's samples against their tables; nothing is written.
     ///
     /// Errors: [`Error::BadInput`] with the file and row of the sample.
-    fn resolve(&self, batch: &Batch, metrics: &Metrics) -> Result<Lookup<D>> {
-        let mut features = batch.features().to_vec();
+    fn check(&self, own: &Batch, metrics: &Metrics) -> Result<Checked<D>> {
+        let mut features = own.features().to_vec();
         if self.wide {
-            features.extend_from_slice(batch.features());
+            features.extend_from_slice(own.features());
         }
-        let resolved = self.embedding.resolve(&self.stream, features, self.on_bad_id);
-        resolved.map_err(|source| match source {
+        let checked = self.tables.check(&self.stream, features, self.on_bad_id);
+        checked.map_err(|source| match source {
             EmbeddingError::IdOutOfRange { ref table, sample, .. } => {
                 if let Some(index) = self.table_names().position(|name| name == table) {
                     metrics.embedding.observe_refusal(index);
                 }
-                Error::BadInput { place: batch.place(sample).to_string(), source: source.into() }
+                Error::BadInput { place: own.place(sample).to_string(), source: source.into() }
             }
             other => other.into(),
         })
     }
 
-    /// From a batch's dense values and ids to `activations.logits`.
+    /// This rank's samples of a global batch.
+    fn own<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
+        match self.ranks.is_alone() {
+            true => Cow::Borrowed(batch),
+            false => Cow::Owned(batch.slice(self.ranks.part(batch.samples()))),
+        }
+    }
+
+    /// From dense values and ids to `activations.logits`. A collective.
     fn forward(
         &mut self,
-        batch: &Batch,
-        lookup: &Lookup<D>,
+        own: &Batch,
+        found: &mut Found<D>,
         metrics: &Metrics,
         clock: &mut Clock,
     ) -> Result<()> {
         let (stream, acts) = (&self.stream, &mut self.activations);
-        self.device.upload(stream, batch.dense(), &mut acts.dense, 0)?;
-        self.embedding.forward(stream, lookup, &mut acts.x0, self.stride)?;
+        self.device.upload(stream, own.dense(), &mut acts.dense, 0)?;
+        self.tables.forward(stream, found, &mut acts.x0, self.stride)?;
         self.device.synchronize(stream)?;
-        metrics.embedding.observe_lookup(lookup, clock.lap("lookup"));
-        Ok(self.towers.forward(stream, acts, batch.samples())?)
+        found.observe(metrics, clock.lap("lookup"));
+        Ok(self.towers.forward(stream, acts, own.samples())?)
     }
 
-    /// The logits of a batch, in the order of its samples.
+    /// The logits of a global batch, in the order of its samples, on every rank. A collective.
     ///
     /// Errors: [`Error::BadInput`]; [`Error::NonFiniteLogit`] of the first one; what the device
     /// says.
     pub fn predict(&mut self, batch: &Batch, metrics: &Metrics) -> Result<Vec<f32>> {
-        let lookup = self.resolve(batch, metrics)?;
-        self.forward(batch, &lookup, metrics, &mut Clock::start())?;
-        let mut logits = vec![0.0; batch.samples()];
+        let own = self.own(batch);
+        let checked = self.ranks.agree(self.check(&own, metrics))?;
+        let mut found = self.tables.route(&self.stream, checked)?;
+        self.forward(&own, &mut found, metrics, &mut Clock::start())?;
+        self.tables.finish(found);
+        let mut logits = vec![0.0; own.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
+        let logits = self.ranks.gather(logits)?;
         match logits.iter().position(|logit| !logit.is_finite()) {
             None => Ok(logits),
             Some(sample) => Err(Error::NonFiniteLogit {
@@ -253,7 +365,7 @@ impl<D: ModelDevice> Model<D> {
         }
     }
 
-    /// Trains on one batch.
+    /// Trains on one global batch. A collective.
     ///
     /// Errors: [`Error::BadInput`] and [`Error::BadLabel`] before anything is written; what the
     /// device says at any time.
@@ -264,68 +376,75 @@ impl<D: ModelDevice> Model<D> {
         metrics: &Metrics,
         clock: &mut Clock,
     ) -> Result<Stepped> {
-        let samples = batch.samples();
-        self.check_labels(batch)?;
-        let lookup = self.resolve(batch, metrics)?;
-        self.embedding.resolver().group(&self.stream, &lookup)?;
+        let own = self.own(batch);
+        let samples = own.samples();
+        let checked = self.check_labels(&own).and_then(|()| self.check(&own, metrics));
+        let checked = self.ranks.agree(checked)?;
+        let mut found = self.tables.route(&self.stream, checked)?;
+        self.tables.group(&self.stream, &found)?;
         clock.lap("route");
-        self.forward(batch, &lookup, metrics, clock)?;
+        self.forward(&own, &mut found, metrics, clock)?;
 
         let (stream, acts) = (&self.stream, &mut self.activations);
-        self.device.upload(stream, batch.labels(), &mut acts.labels, 0)?;
-        let weights = batch.sample_weights().unwrap_or(&self.ones[..samples]);
+        self.device.upload(stream, own.labels(), &mut acts.labels, 0)?;
+        let weights = own.sample_weights().unwrap_or(&self.ones[..samples]);
         self.device.upload(stream, weights, &mut acts.sample_weights, 0)?;
-        let mean = self.towers.loss(stream, acts, samples, samples as u64)?;
+        let mean = self.towers.loss(stream, acts, samples, batch.samples() as u64)?;
+        let [mean] = self.ranks.sum([mean])?;
         clock.lap("forward");
         if !mean.is_finite() {
             return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
         }
 
-        let mut dense_sq_norm = 0.0;
-        let backward = self.towers.backward(stream, acts, samples, |mut bucket| {
-            dense_sq_norm += bucket.grad_sq_norm(stream)?;
-            Ok::<(), DenseError>(())
-        });
-        match backward {
-            Err(DenseError::NonFiniteGradient { parameter, .. }) => {
-                return Ok(Stepped::NonFinite(format!("the gradient of {parameter}")));
-            }
-            other => other?,
+        let dense_sq_norm = match self.backward(samples, clock)? {
+            Ok(norm) => norm,
+            Err(what) => return Ok(Stepped::NonFinite(what)),
+        };
+        let (stream, acts) = (&self.stream, &mut self.activations);
+        self.tables.exchange_gradients(stream, &mut found, &acts.dx0, self.stride)?;
+        if !self.ranks.is_alone() {
+            clock.lap("exchange_gradients");
         }
-        let rows = 0..samples * self.stride;
-        let sums = &mut self.partial_sums;
-        if !self.device.sum_of_squares(stream, rows, &acts.dx0, sums)?.is_finite() {
-            return Ok(Stepped::NonFinite("the gradient of the pooled vectors".into()));
-        }
-        clock.lap("backward");
 
         let (sparse_clip, dense_clip) = match self.clip {
+            ClipConfig::None if self.groups > 1.0 => {
+                (tessera_embedding::Clip::Scale(self.groups), tessera_dense::Clip::None)
+            }
             ClipConfig::None => (tessera_embedding::Clip::None, tessera_dense::Clip::None),
             ClipConfig::Value(limit) => {
                 let limit = limit as f32;
                 (tessera_embedding::Clip::Value(limit), tessera_dense::Clip::Value(limit))
             }
             ClipConfig::Norm(limit) => {
-                let sparse =
-                    self.embedding.grad_sq_norm(stream, &lookup, &acts.dx0, self.stride)?;
+                let sparse = self.tables.grad_sq_norm(stream, &found, &acts.dx0, self.stride)?;
+                let sparse = self.ranks.sum_over_groups(sparse)?;
                 let norm = (dense_sq_norm + sparse).sqrt();
                 if !norm.is_finite() {
                     return Ok(Stepped::NonFinite("the norm of all gradients".into()));
                 }
                 let scale = if norm > limit { (limit / norm) as f32 } else { 1.0 };
-                (tessera_embedding::Clip::Scale(scale), tessera_dense::Clip::Scale(scale))
+                (
+                    tessera_embedding::Clip::Scale(scale * self.groups),
+                    tessera_dense::Clip::Scale(scale),
+                )
             }
         };
         let sparse =
             SparseStep { t: scalars.update, lr_scale: scalars.lr_factor as f32, clip: sparse_clip };
-        let moved = self.embedding.update(stream, &lookup, &acts.dx0, self.stride, &sparse)?;
+        let moved = self.tables.update(stream, found, &acts.dx0, self.stride, &sparse)?;
         self.device.synchronize(stream)?;
         metrics.embedding.observe_update(&moved);
+        self.tables.sync_if_due(stream, scalars.update)?;
+        let torn = moved.rows_nonfinite.iter().position(|&rows| rows > 0);
+        let torn_anywhere = self.ranks.any(torn.is_some())?;
         clock.lap("update_sparse");
-        if let Some(table) = moved.rows_nonfinite.iter().position(|&rows| rows > 0) {
-            let name = &self.embedding.schema().tables()[table].name;
+        if let Some(table) = torn {
+            let name = &self.tables.schema().tables()[table].name;
             let rows = moved.rows_nonfinite[table];
             return Ok(Stepped::Torn(format!("{rows} rows of table {name}")));
+        }
+        if torn_anywhere {
+            return Ok(Stepped::Torn("rows of another rank".to_owned()));
         }
         let dense = DenseStep {
             t: scalars.update,
@@ -338,28 +457,82 @@ impl<D: ModelDevice> Model<D> {
         }
         self.device.synchronize(stream)?;
         clock.lap("update_dense");
-        Ok(Stepped::Done(self.sums(batch, mean)?))
+        Ok(Stepped::Done(self.sums(&own, mean)?))
     }
 
-    /// The sums of a step for the windowed entropy.
-    fn sums(&self, batch: &Batch, mean: f64) -> Result<StepLoss> {
-        let weight = |i: usize| batch.sample_weights().map_or(1.0, |w| f64::from(w[i]));
-        let mut sums = StepLoss { mean, logloss: 0.0, labels: 0.0, weight: 0.0 };
-        for (i, &label) in batch.labels().iter().enumerate() {
-            sums.labels += weight(i) * f64::from(label);
-            sums.weight += weight(i);
+    /// Gradients of all parameters, added over ranks, and of this rank's pooled vectors. Gives
+    /// the squared norm of the first, or what is not finite; either is the same on all ranks.
+    fn backward(
+        &mut self,
+        samples: usize,
+        clock: &mut Clock,
+    ) -> Result<std::result::Result<f64, String>> {
+        let (stream, acts) = (&self.stream, &mut self.activations);
+        let (device, ranks) = (&self.device, &self.ranks);
+        let mut sq_norm = 0.0;
+        let mut sums = Vec::new();
+        let backward = self.towers.backward(stream, acts, samples, |mut bucket| {
+            if ranks.is_alone() {
+                sq_norm += bucket.grad_sq_norm(stream)?;
+            } else {
+                // Whether it is finite shows in the sum, on all ranks alike.
+                let mut grads = ranks.dense().buffer(bucket.range.len());
+                grads.resize(bucket.range.len(), 0.0f32);
+                device.download(stream, bucket.grads, bucket.range.start, &mut grads)?;
+                sums.push((bucket.index, ranks.dense().all_reduce(grads)));
+            }
+            Ok::<(), DenseError>(())
+        });
+        let named = |result: std::result::Result<f64, DenseError>| match result {
+            Ok(norm) => Ok(Ok(norm)),
+            Err(DenseError::NonFiniteGradient { parameter, .. }) => {
+                Ok(Err(format!("the gradient of {parameter}")))
+            }
+            Err(other) => Err(Error::from(other)),
+        };
+        if let Err(what) = named(backward.map(|()| 0.0))? {
+            return Ok(Err(what));
+        }
+        let rows = 0..samples * self.stride;
+        let squares = device.sum_of_squares(stream, rows, &acts.dx0, &mut self.partial_sums)?;
+        let finite = !ranks.any(!squares.is_finite())?;
+        clock.lap("backward");
+        for (bucket, sum) in sums {
+            let grads = sum.wait()?;
+            self.towers.write_grads(stream, bucket, &grads)?;
+            ranks.dense().recycle(grads);
+            match named(self.towers.grad_sq_norm(stream, bucket))? {
+                Ok(norm) => sq_norm += norm,
+                Err(what) => return Ok(Err(what)),
+            }
+        }
+        if !ranks.is_alone() {
+            clock.lap("all_reduce");
+        }
+        Ok(if finite { Ok(sq_norm) } else { Err("the gradient of the pooled vectors".into()) })
+    }
+
+    /// The sums of a step over all ranks for the windowed entropy. A collective.
+    fn sums(&self, own: &Batch, mean: f64) -> Result<StepLoss> {
+        let weight = |i: usize| own.sample_weights().map_or(1.0, |w| f64::from(w[i]));
+        let (mut logloss, mut labels, mut weights) = (0.0, 0.0, 0.0);
+        for (i, &label) in own.labels().iter().enumerate() {
+            labels += weight(i) * f64::from(label);
+            weights += weight(i);
         }
         match self.loss {
-            Loss::Bce => sums.logloss = mean * batch.samples() as f64,
+            // The mean is over all ranks already; the sum over ranks makes it whole again.
+            Loss::Bce => logloss = mean * own.samples() as f64,
             Loss::Mse => {
-                let mut logits = vec![0.0; batch.samples()];
+                let mut logits = vec![0.0; own.samples()];
                 self.towers.logits(&self.stream, &self.activations, &mut logits)?;
-                for (i, (&z, &y)) in logits.iter().zip(batch.labels()).enumerate() {
-                    sums.logloss += weight(i) * log_loss(f64::from(z), f64::from(y));
+                for (i, (&z, &y)) in logits.iter().zip(own.labels()).enumerate() {
+                    logloss += weight(i) * log_loss(f64::from(z), f64::from(y));
                 }
             }
         }
-        Ok(sums)
+        let [logloss, labels, weight] = self.ranks.sum([logloss, labels, weights])?;
+        Ok(StepLoss { mean, logloss, labels, weight })
     }
 }
 

@@ -1,18 +1,25 @@
 //! `tessera train`.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
 
 use prometheus::Registry;
+use tessera_comm::{CommMetrics, Communicator, LaunchEnv, Launcher, Options, threads};
 use tessera_data::Event;
 use tessera_device::Cpu;
+use tessera_embedding::plan::Plan;
 
-use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST};
+use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST, Moment};
 use crate::cli;
-use crate::config::Config;
+use crate::config::{Comm, Config, ParallelConfig};
 use crate::evaluation::Evaluation;
 use crate::metrics::Metrics;
 use crate::model::{Clock, FirstValues, Model, ModelDevice};
+use crate::plan;
 use crate::progress::{Progress, Standing};
+use crate::ranks::Ranks;
 use crate::run_dir::{RunDir, Summary};
 use crate::serve::{Health, MetricsServer};
 use crate::signals::{Signal, Signals};
@@ -55,26 +62,133 @@ impl Ended {
 /// Errors: whatever stopped the run; what had been checkpointed stays whole.
 pub fn run(args: &cli::Train) -> Result<Ended> {
     let config = Config::load(&args.config.config, &args.config.set)?;
-    one_rank(|name| std::env::var(name).ok())?;
-    let start = Start::choose(args)?;
-    let out = Out::choose(args, &start)?;
-    let signals = Signals::catch()?;
-    let device = Cpu::new(config.threads)?;
-    train_on(&device, &config, &start, &out, &signals)
+    let launched = LaunchEnv::read(|name| std::env::var(name).ok())?;
+    check_launch(&config.parallel, launched.as_ref())?;
+    match config.parallel.comm {
+        Comm::Single => {
+            let start = Start::choose(args)?;
+            let out = Out::choose(args, &start)?;
+            let signals = Signals::catch()?;
+            let device = Cpu::new(config.threads)?;
+            train_on(&device, &config, &start, &out, &signals, Registry::new(), None)
+        }
+        Comm::Threads => on_threads(args, &config),
+        Comm::Mpi => on_mpi(args, &config),
+    }
 }
 
-/// Refuses a launcher that started several processes: each would be a run of its own.
-fn one_rank(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
-    // Open MPI, MPICH and other PMI launchers, Slurm's srun, torchrun.
-    for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
-        let size = variable(name).and_then(|size| size.parse::<u64>().ok());
-        if let Some(size) = size.filter(|&size| size > 1) {
-            return Err(Error::Usage(format!(
-                "parallel.ranks is 1, but the launcher started {size} ranks ({name})"
-            )));
+/// Refuses a launcher whose number of ranks is not the configuration's: under one rank or ranks
+/// that are threads, each process would be a run of its own.
+fn check_launch(parallel: &ParallelConfig, launched: Option<&LaunchEnv>) -> Result<()> {
+    let started = launched.map_or(1, |launched| launched.size);
+    let processes = if parallel.comm == Comm::Mpi { parallel.ranks } else { 1 };
+    if started == processes {
+        return Ok(());
+    }
+    let ranks = parallel.ranks;
+    let what = match (parallel.comm, launched.map(|launched| launched.launcher)) {
+        (Comm::Mpi, Some(Launcher::Torchrun)) => {
+            "torchrun starts no MPI job: use mpirun or srun".to_owned()
+        }
+        (Comm::Mpi, _) => format!("start it with mpirun -n {ranks} or srun -n {ranks}"),
+        (Comm::Threads, _) => "its ranks are threads of one process: start it once, or set \
+             parallel.comm = \"mpi\""
+            .to_owned(),
+        (Comm::Single, _) => "set parallel.ranks and parallel.comm = \"mpi\"".to_owned(),
+    };
+    Err(Error::Usage(format!(
+        "parallel.ranks is {ranks}, but the launcher started {started} ranks; {what}"
+    )))
+}
+
+/// What communicators are made with.
+fn comm_options(config: &Config, registry: &Registry) -> Result<Options> {
+    let metrics = Arc::new(CommMetrics::new(registry)?);
+    Ok(Options { time_limit: config.parallel.time_limit, metrics })
+}
+
+/// Ranks that are threads of this process, which share its cores.
+fn on_threads(args: &cli::Train, config: &Config) -> Result<Ended> {
+    let start = Start::choose(args)?;
+    let out = Out::choose(args, &start)?;
+    let plan = plan::for_training(config)?;
+    let signals = Signals::catch()?;
+    let registry = Registry::new();
+    let options = comm_options(config, &registry)?;
+    let ranks = config.parallel.ranks;
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = config.threads.map_or(cores, NonZeroUsize::get);
+    let each = NonZeroUsize::new((threads / ranks).max(1));
+    let outcomes = threads::run(ranks, &options, |world| {
+        let device = Cpu::new(each)?;
+        let registry = if world.rank() == 0 { registry.clone() } else { Registry::new() };
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)))
+    })?;
+    // The rank that failed by itself says more than those that heard of it.
+    let heard = |error: &Error| matches!(error, Error::OtherRank { .. } | Error::Comm(_));
+    let mut ended = None;
+    let mut failed: Option<Error> = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(how) => ended = Some(how),
+            Err(error) if failed.as_ref().is_none_or(|failed| heard(failed) && !heard(&error)) => {
+                failed = Some(error);
+            }
+            Err(_) => {}
         }
     }
-    Ok(())
+    match (failed, ended) {
+        (Some(error), _) => Err(error),
+        (None, Some(ended)) => Ok(ended),
+        (None, None) => unreachable!("there is at least one rank"),
+    }
+}
+
+/// A rank that is a process of an MPI job.
+#[cfg(feature = "mpi")]
+fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
+    let registry = Registry::new();
+    let options = comm_options(config, &registry)?;
+    let (job, world) = tessera_comm::mpi::init(&options)?;
+    let outcome = (|| {
+        if world.size() != config.parallel.ranks {
+            return Err(Error::Usage(format!(
+                "parallel.ranks is {}, but the MPI job has {} ranks",
+                config.parallel.ranks,
+                world.size()
+            )));
+        }
+        let start = agreed(&world, Start::choose(args))?;
+        // The first rank chooses the folder: others might see it made already.
+        let chosen = if world.rank() == 0 { Out::choose(args, &start).map(Some) } else { Ok(None) };
+        let chosen = agreed(&world, chosen)?;
+        let text = chosen.map_or(Vec::new(), |out| out.to_bytes());
+        let out = Out::from_bytes(&world.broadcast(text, 0).wait()?);
+        let plan = plan::for_training(config)?;
+        let signals = Signals::catch()?;
+        let device = Cpu::new(config.threads)?;
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)))
+    })();
+    match outcome {
+        Ok(ended) => job.finalize().map(|()| ended).map_err(Error::from),
+        Err(error) => {
+            eprintln!("error: {error}");
+            job.abort(i32::from(error.exit_code()))
+        }
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+fn on_mpi(_: &cli::Train, _: &Config) -> Result<Ended> {
+    unreachable!("the configuration refuses MPI in a program without it")
+}
+
+/// This rank's value, if no rank has an error.
+#[cfg(feature = "mpi")]
+fn agreed<T>(world: &Communicator, result: Result<T>) -> Result<T> {
+    let told = result.as_ref().map(|_| ()).map_err(ToString::to_string);
+    checkpoint::agreed(world, told.map_err(Error::Usage))?;
+    result
 }
 
 /// Where a run begins.
@@ -119,6 +233,7 @@ impl Start {
 }
 
 /// The run's folder and what it is to this run.
+#[derive(Debug)]
 struct Out {
     path: PathBuf,
     /// Whether the run that goes on lies in it.
@@ -151,18 +266,24 @@ fn free_folder(config: &Path) -> PathBuf {
         .expect("numbers do not run out")
 }
 
+/// Trains on this rank. `shared` is the plan and the world of several ranks, all of which call it.
 fn train_on<D: ModelDevice>(
     device: &D,
     config: &Config,
     start: &Start,
     out: &Out,
     signals: &Signals,
+    registry: Registry,
+    shared: Option<(&Plan, Communicator)>,
 ) -> Result<Ended> {
-    let registry = Registry::new();
     let drawn =
         matches!(start, Start::Fresh { weights: None } | Start::Again { weights: None, .. });
     let first = if drawn { FirstValues::Drawn } else { FirstValues::Loaded };
-    let model = Model::new(device, config, first)?;
+    let model = match shared {
+        None => Model::new(device, config, first)?,
+        Some((plan, world)) => Model::on_ranks(device, config, first, plan, world)?,
+    };
+    let ranks = model.ranks();
     let metrics = Metrics::register(&registry, model.table_names())?;
     let mut trainer = Trainer::new(config, &metrics, signals, model);
     if let Start::Resumed(checkpoint) = start {
@@ -172,18 +293,65 @@ fn train_on<D: ModelDevice>(
         trainer.init(weights)?;
     }
     let position = trainer.moment().position;
-    let Some(batches) = Batches::train(config, position, &metrics.data, signals)? else {
+    let batches = ranks.agree(Batches::train(config, position, &metrics.data, signals))?;
+    let interrupted = ranks.any(batches.is_none())?;
+    let Some(batches) = batches.filter(|_| !interrupted) else {
         // Nothing was done since the checkpoint.
         return Ok(signals.received().map_or(Ended::Done, Ended::Signal));
     };
     let health = Health::default();
     let server = match &config.listen {
-        Some(listen) => Some(MetricsServer::start(listen, registry, health.clone())?),
-        None => None,
+        Some(listen) if ranks.is_first() => {
+            MetricsServer::start(listen, registry, health.clone()).map(Some)
+        }
+        _ => Ok(None),
     };
-    let mut run = if out.same_run {
+    let server = ranks.agree(server)?;
+    let opened = match ranks.is_first() {
+        true => open_run(config, start, out, trainer.moment()).map(Some),
+        false => Ok(None),
+    };
+    let mut run = ranks.agree(opened)?;
+    let by_epochs =
+        batches.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
+    let mut progress = ranks.is_first().then(|| {
+        Progress::new(
+            samples_total(config, by_epochs),
+            trainer.moment().samples,
+            config.train.log_every,
+        )
+    });
+    if let Some(progress) = &progress {
+        progress.say(&format!("run: {}", out.path.display()));
+        if let Some(server) = &server {
+            progress.say(&format!("metrics: http://{}/metrics", server.address()));
+        }
+    }
+    let mut session = Session {
+        config,
+        trainer: &mut trainer,
+        ranks: Rc::clone(&ranks),
+        batches,
+        checkpoints: out.path.join("checkpoints"),
+        run: run.as_mut(),
+        progress: progress.as_mut(),
+        signals,
+    };
+    let (ended, evaluation) = session.train().inspect_err(|_| health.fail())?;
+    let closed = match (progress, run) {
+        (Some(progress), Some(run)) => {
+            close_run(config, &trainer, progress, run, ended, evaluation, device.info().kind)
+        }
+        _ => Ok(()),
+    };
+    ranks.agree(closed)?;
+    Ok(ended)
+}
+
+/// Opens the run's folder.
+fn open_run(config: &Config, start: &Start, out: &Out, moment: &Moment) -> Result<RunDir> {
+    let run = if out.same_run {
         let checkpoints = out.path.join("checkpoints");
-        let moment = trainer.moment();
         RunDir::resume(&out.path, moment.step, || {
             // From here on the checkpoint resumed is the last one, whatever came after it
             // before. A best one that is gone is no longer pointed at.
@@ -204,26 +372,19 @@ fn train_on<D: ModelDevice>(
         run.started_from(weights)?;
     }
     run.config(&config.resolved)?;
-    let by_epochs =
-        batches.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
-    let mut progress = Progress::new(
-        samples_total(config, by_epochs),
-        trainer.moment().samples,
-        config.train.log_every,
-    );
-    progress.say(&format!("run: {}", out.path.display()));
-    if let Some(server) = &server {
-        progress.say(&format!("metrics: http://{}/metrics", server.address()));
-    }
-    let mut session = Session {
-        config,
-        trainer: &mut trainer,
-        batches,
-        run: &mut run,
-        progress: &mut progress,
-        signals,
-    };
-    let (ended, evaluation) = session.train().inspect_err(|_| health.fail())?;
+    Ok(run)
+}
+
+/// Writes the run's summary and says how it ended.
+fn close_run<D: ModelDevice>(
+    config: &Config,
+    trainer: &Trainer<'_, D>,
+    progress: Progress,
+    mut run: RunDir,
+    ended: Ended,
+    evaluation: Option<Evaluation>,
+    device: &str,
+) -> Result<()> {
     progress.finish();
     let moment = trainer.moment();
     let summary = Summary {
@@ -235,14 +396,13 @@ fn train_on<D: ModelDevice>(
         ceiling_auc: source::ceiling(config)?,
         ended: ended.name(),
         seed: config.seed,
-        ranks: 1,
-        device: device.info().kind.to_owned(),
+        ranks: config.parallel.ranks as u64,
+        device: device.to_owned(),
         version: env!("CARGO_PKG_VERSION"),
     };
     run.summary(&summary)?;
     run.flush()?;
-    report(&summary)?;
-    Ok(ended)
+    report(&summary)
 }
 
 /// Samples of a run whose epochs have `by_epochs` together, if that is known, bounded by its steps.
@@ -270,9 +430,12 @@ fn estimated_total(samples: u64, read_bytes: u64, epoch_bytes: u64, epochs: u64)
 struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
     trainer: &'a mut Trainer<'t, D>,
+    ranks: Rc<Ranks>,
     batches: Batches,
-    run: &'a mut RunDir,
-    progress: &'a mut Progress,
+    checkpoints: PathBuf,
+    /// The run's folder and the terminal, which the first rank has.
+    run: Option<&'a mut RunDir>,
+    progress: Option<&'a mut Progress>,
     signals: &'a Signals,
 }
 
@@ -286,7 +449,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
         let unknown_bytes =
             if self.batches.epoch_samples().is_none() { data_bytes(self.config) } else { None };
         let ended = loop {
-            if let Some(signal) = self.signals.received() {
+            if let Some(signal) = self.signal()? {
                 break Ended::Signal(signal);
             }
             // Asked before a step, so that a run which has stopped early stays so when resumed.
@@ -298,28 +461,34 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 break Ended::Done;
             }
             let mut clock = Clock::start();
-            let next = self.batches.next_event()?;
+            let next = self.ranks.agree(self.batches.next_event())?;
             clock.lap("read");
+            self.same_event(&next)?;
             match next {
                 Next::End => break Ended::Done,
                 // The signal is found where the loop begins.
                 Next::Stopped => {}
                 Next::Event(Event::Batch { batch, epoch, after }) => {
-                    let line = self.trainer.step(self.run, &batch, epoch, after, clock)?;
+                    let run = self.run.as_deref_mut();
+                    let line = self.trainer.step(run, &batch, epoch, after, clock)?;
                     if let Some(bytes) = unknown_bytes
                         && line.step.is_multiple_of(self.config.train.log_every)
                     {
                         self.estimate(line.samples, bytes);
                     }
-                    self.progress.step(&Standing {
-                        step: line.step,
-                        epoch,
-                        samples: line.samples,
-                        loss: line.loss.unwrap_or(f64::NAN),
-                        window_ne: line.window_ne,
-                    });
-                    if line.step.is_multiple_of(self.config.train.log_every) {
-                        self.run.flush()?;
+                    if let Some(progress) = &mut self.progress {
+                        progress.step(&Standing {
+                            step: line.step,
+                            epoch,
+                            samples: line.samples,
+                            loss: line.loss.unwrap_or(f64::NAN),
+                            window_ne: line.window_ne,
+                        });
+                    }
+                    if let Some(run) = &mut self.run
+                        && line.step.is_multiple_of(self.config.train.log_every)
+                    {
+                        run.flush()?;
                     }
                     if due(self.config.train.eval_every, line.step) {
                         evaluated = self.evaluate()?;
@@ -343,7 +512,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             self.checkpoint(false)?;
         }
         // A signal may have come during the last evaluation.
-        let ended = self.signals.received().map_or(ended, Ended::Signal);
+        let ended = self.signal()?.map_or(ended, Ended::Signal);
         let evaluation = evaluated
             .filter(|(step, _)| *step == self.trainer.moment().step)
             .map(|(_, evaluation)| evaluation);
@@ -356,8 +525,10 @@ impl<D: ModelDevice> Session<'_, '_, D> {
     fn estimate(&mut self, samples: u64, epoch_bytes: u64) {
         let read = self.trainer.metrics().data.bytes.get();
         let by_epochs = estimated_total(samples, read, epoch_bytes, self.config.train.epochs);
-        if let Some(total) = samples_total(self.config, by_epochs) {
-            self.progress.estimate(total);
+        if let (Some(total), Some(progress)) =
+            (samples_total(self.config, by_epochs), &mut self.progress)
+        {
+            progress.estimate(total);
         }
     }
 
@@ -384,11 +555,15 @@ impl<D: ModelDevice> Session<'_, '_, D> {
     /// and the figures.
     fn evaluate(&mut self) -> Result<Option<(u64, Evaluation)>> {
         let trainer = &mut *self.trainer;
-        let Evaluated::Done(evaluation) = self.progress.pause(|| trainer.evaluate())? else {
-            return Ok(None);
+        let evaluated = match &mut self.progress {
+            Some(progress) => progress.pause(|| trainer.evaluate()),
+            None => trainer.evaluate(),
         };
+        let Evaluated::Done(evaluation) = evaluated? else { return Ok(None) };
         let step = self.trainer.moment().step;
-        self.progress.say(&format!("eval at step {step}: {evaluation}"));
+        if let Some(progress) = &self.progress {
+            progress.say(&format!("eval at step {step}: {evaluation}"));
+        }
         if let Some(stop) = &self.config.train.early_stop
             && self.trainer.judge(stop, &evaluation)
         {
@@ -399,8 +574,49 @@ impl<D: ModelDevice> Session<'_, '_, D> {
 
     /// Writes a checkpoint of this moment if there is none; `best` makes it the best one too.
     fn checkpoint(&mut self, best: bool) -> Result<()> {
-        let (trainer, run) = (&mut *self.trainer, &mut *self.run);
-        self.progress.pause(|| trainer.checkpoint(run, best))
+        let (trainer, run) = (&mut *self.trainer, self.run.as_deref_mut());
+        match &mut self.progress {
+            Some(progress) => progress.pause(|| trainer.checkpoint(run, &self.checkpoints, best)),
+            None => trainer.checkpoint(run, &self.checkpoints, best),
+        }
+    }
+
+    /// The signal that any rank has received, if one has.
+    fn signal(&self) -> Result<Option<Signal>> {
+        let here = self.signals.received();
+        if self.ranks.is_alone() {
+            return Ok(here);
+        }
+        let code = here.map_or(0, |signal| u64::from(signal.exit_code()));
+        let largest = self.ranks.control().all_max(vec![code]).wait()?[0];
+        Ok([Signal::Interrupt, Signal::Terminate]
+            .into_iter()
+            .find(|signal| u64::from(signal.exit_code()) == largest))
+    }
+
+    /// All ranks read the same stream: that one has another number of batches means that their
+    /// data differ.
+    fn same_event(&self, next: &Next) -> Result<()> {
+        if self.ranks.is_alone() {
+            return Ok(());
+        }
+        let here: [u64; 2] = match next {
+            // A signal is agreed on where the loop begins.
+            Next::Stopped => [0, 0],
+            Next::End => [1, 0],
+            Next::Event(Event::EpochEnd { .. }) => [2, 0],
+            Next::Event(Event::Batch { batch, .. }) => [3, batch.samples() as u64],
+        };
+        let all = self.ranks.gather(here.to_vec())?;
+        let differing = all.chunks_exact(2).position(|there| there[0] != 0 && there != &here[..]);
+        match differing {
+            Some(rank) if here[0] != 0 => Err(Error::UnevenData {
+                rank: self.ranks.rank(),
+                step: self.trainer.moment().step,
+                other: rank,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -429,6 +645,9 @@ fn report(summary: &Summary) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PlanSource;
+    use tessera_comm::Codec;
+    use tessera_embedding::plan::Placement;
 
     #[test]
     fn the_length_of_a_run_is_estimated_from_the_bytes_read() {
@@ -438,17 +657,49 @@ mod tests {
         assert_eq!(estimated_total(100, 0, 200, 2), None);
     }
 
+    fn one_rank() -> ParallelConfig {
+        ParallelConfig {
+            ranks: 1,
+            comm: Comm::Single,
+            replicas: 1,
+            sync_every: std::num::NonZeroU64::MIN,
+            placement: Placement::Strided,
+            plan: PlanSource::Auto,
+            route: None,
+            codec_forward: Codec::Fp32,
+            codec_backward: Codec::Fp32,
+            time_limit: std::time::Duration::from_secs(1),
+        }
+    }
+
     #[test]
     fn a_launcher_of_several_ranks_is_refused() {
-        let only = |name: &'static str, size: &'static str| {
-            move |asked: &str| (asked == name).then(|| size.to_owned())
-        };
-        assert!(one_rank(|_| None).is_ok());
-        assert!(one_rank(only("WORLD_SIZE", "1")).is_ok());
         for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
-            let error = one_rank(only(name, "2")).unwrap_err();
-            assert_eq!(error.exit_code(), 2);
-            assert!(error.to_string().contains("started 2 ranks"), "{error}");
+            let rank = match name {
+                "OMPI_COMM_WORLD_SIZE" => "OMPI_COMM_WORLD_RANK",
+                "PMI_SIZE" => "PMI_RANK",
+                "SLURM_STEP_NUM_TASKS" => "SLURM_PROCID",
+                _ => "RANK",
+            };
+            let launch = |size: &str| {
+                LaunchEnv::read(|asked| match asked {
+                    _ if asked == name => Some(size.to_owned()),
+                    _ if asked == rank => Some("0".to_owned()),
+                    _ => None,
+                })
+                .unwrap()
+            };
+            let parallel = |ranks, comm| ParallelConfig { ranks, comm, ..one_rank() };
+            assert!(check_launch(&parallel(1, Comm::Single), launch("1").as_ref()).is_ok());
+            assert!(check_launch(&parallel(2, Comm::Mpi), launch("2").as_ref()).is_ok());
+            for (ranks, comm) in [(1, Comm::Single), (2, Comm::Threads), (3, Comm::Mpi)] {
+                let error = check_launch(&parallel(ranks, comm), launch("2").as_ref()).unwrap_err();
+                assert_eq!(error.exit_code(), 2);
+                assert!(error.to_string().contains("started 2 ranks"), "{error}");
+            }
         }
+        let alone = ParallelConfig { ranks: 4, comm: Comm::Mpi, ..one_rank() };
+        let error = check_launch(&alone, None).unwrap_err().to_string();
+        assert!(error.contains("mpirun -n 4"), "{error}");
     }
 }

@@ -5,18 +5,20 @@
 //! are not finite, changes nothing. After a step that failed half-way, or a failed write, it
 //! refuses further work and no checkpoint is written.
 
+use std::path::Path;
+use std::rc::Rc;
 use std::time::Instant;
 
-use tessera_comm::{Communicator, Options};
 use tessera_data::{Batch, Event, Position};
 use tessera_dense::Schedule;
 
-use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
+use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment, on_first};
 use crate::cli::Split;
 use crate::config::{Config, EarlyStop, OnNonfinite};
 use crate::evaluation::{Evaluation, Evaluator};
 use crate::metrics::Metrics;
 use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
+use crate::ranks::Ranks;
 use crate::run_dir::{RunDir, StepLine};
 use crate::signals::Signals;
 use crate::source::{self, Batches, Next};
@@ -55,7 +57,9 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         signals: &'a Signals,
         model: Model<D>,
     ) -> Self {
-        metrics.embedding.set_resident(model.embedding());
+        for table in 0..model.schema().tables().len() {
+            metrics.embedding.set_resident(table, model.table_bytes(table));
+        }
         metrics.dense_resident_bytes.set(model.dense_bytes() as i64);
         let moment = Moment {
             step: 0,
@@ -92,7 +96,8 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             let (path, reason) = (checkpoint.folder.clone(), faults.join("; "));
             return Err(Error::Mismatch { path, reason });
         }
-        checkpoint.load(&alone(), &mut self.model, true)?;
+        let ranks = self.model.ranks();
+        checkpoint.load(ranks.control(), &mut self.model, true)?;
         self.moment = moment.clone();
         self.moment.window = moment.window.clone().resized(self.config.train.window_steps);
         self.saved = same_run.then(|| moment.clone());
@@ -102,8 +107,9 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     /// Reads a weights file.
     ///
     /// Errors: weights of another model; nothing is written then.
-    pub fn init(&mut self, path: &std::path::Path) -> Result<()> {
-        checkpoint::init(path, &alone(), &mut self.model)
+    pub fn init(&mut self, path: &Path) -> Result<()> {
+        let ranks = self.model.ranks();
+        checkpoint::init(path, ranks.control(), &mut self.model)
     }
 
     /// The metrics that it reports to.
@@ -111,19 +117,25 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         self.metrics
     }
 
+    /// This rank among the others.
+    pub fn ranks(&self) -> Rc<Ranks> {
+        self.model.ranks()
+    }
+
     /// Where the run stands.
     pub fn moment(&self) -> &Moment {
         &self.moment
     }
 
-    /// Trains on one batch, which ends at position `after` of epoch `epoch`, and writes its line
-    /// to the run's folder. `clock` has run since the batch was asked for.
+    /// Trains on one global batch, which ends at position `after` of epoch `epoch`, and writes its
+    /// line to the run's folder, which the first rank has. `clock` has run since the batch was
+    /// asked for. A collective, like everything below.
     ///
     /// Errors: bad input or a gradient that is not finite (nothing of the step is written), or a
     /// failure, after which the trainer refuses further work.
     pub fn step(
         &mut self,
-        run: &mut RunDir,
+        run: Option<&mut RunDir>,
         batch: &Batch,
         epoch: u64,
         after: Position,
@@ -131,6 +143,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     ) -> Result<StepLine> {
         self.alive()?;
         let number = self.moment.step + 1;
+        self.model.set_step(number);
         let lr_factor = self.schedule.factor(self.moment.updates + 1);
         let scalars = StepScalars { update: self.moment.updates + 1, lr_factor };
         let outcome = self.model.train_step(batch, scalars, self.metrics, &mut clock);
@@ -153,7 +166,9 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
                 return Err(error);
             }
             // Refused before the first write: the model is as it was.
-            Err(error @ (Error::BadInput { .. } | Error::BadLabel { .. })) => return Err(error),
+            Err(
+                error @ (Error::BadInput { .. } | Error::BadLabel { .. } | Error::OtherRank { .. }),
+            ) => return Err(error),
             Err(error) => {
                 self.failed = Some(error.to_string());
                 return Err(error);
@@ -172,7 +187,9 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             step_ms,
             stages,
         };
-        run.step(&line).inspect_err(|error| self.failed = Some(error.to_string()))?;
+        if let Some(run) = run {
+            run.step(&line).inspect_err(|error| self.failed = Some(error.to_string()))?;
+        }
         self.show(&line, batch, lr_factor);
         Ok(line)
     }
@@ -203,6 +220,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     pub fn evaluate(&mut self) -> Result<Evaluated> {
         self.alive()?;
         let start = Instant::now();
+        self.model.sync()?;
         let evaluated = evaluate(self.config, &mut self.model, self.metrics, self.signals)?;
         if let Evaluated::Done(evaluation) = &evaluated {
             self.metrics.eval_seconds.observe(start.elapsed().as_secs_f64());
@@ -237,15 +255,20 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         better
     }
 
-    /// Writes a checkpoint of this moment, unless the newest one holds it already. `best` makes it
-    /// the best one too.
+    /// Writes a checkpoint of this moment to `folder`, unless the newest one holds it already.
+    /// `best` makes it the best one too.
     ///
     /// Errors: a failed write; the checkpoints before stay whole, and the trainer refuses further
     /// work.
-    pub fn checkpoint(&mut self, run: &mut RunDir, best: bool) -> Result<()> {
+    pub fn checkpoint(
+        &mut self,
+        run: Option<&mut RunDir>,
+        folder: &Path,
+        best: bool,
+    ) -> Result<()> {
         self.alive()?;
         let start = Instant::now();
-        let result = self.write_checkpoint(run, best);
+        let result = self.write_checkpoint(run, folder, best);
         match &result {
             Ok(Some(bytes)) => {
                 self.metrics.checkpoint_seconds.observe(start.elapsed().as_secs_f64());
@@ -261,30 +284,38 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         result.map(|_| ())
     }
 
-    fn write_checkpoint(&mut self, run: &mut RunDir, best: bool) -> Result<Option<u64>> {
-        let folder = run.checkpoints();
+    fn write_checkpoint(
+        &mut self,
+        run: Option<&mut RunDir>,
+        folder: &Path,
+        best: bool,
+    ) -> Result<Option<u64>> {
+        let ranks = self.model.ranks();
+        let ranks = ranks.control();
+        self.model.sync()?;
         let step = self.moment.step;
         let mut written = None;
         match &self.saved {
             Some(saved) if *saved == self.moment => {}
             Some(saved) if saved.step == step => {
-                checkpoint::renew(&Disk, &folder, &self.moment)?;
+                on_first(ranks, || checkpoint::renew(&Disk, folder, &self.moment))?;
             }
             _ => {
                 // A resumed run cuts the lines after its checkpoint, so those before must be there.
-                run.sync()?;
+                on_first(ranks, || run.map_or(Ok(()), RunDir::sync))?;
                 let config = &self.config.resolved;
                 let (model, moment) = (&self.model, &self.moment);
-                let done = checkpoint::write(&Disk, &alone(), &folder, model, moment, config)?;
+                let done = checkpoint::write(&Disk, ranks, folder, model, moment, config)?;
                 written = Some(done.bytes);
             }
         }
         self.saved = Some(self.moment.clone());
         if best {
-            checkpoint::point(&Disk, &folder, BEST, step)?;
+            on_first(ranks, || checkpoint::point(&Disk, folder, BEST, step))?;
         }
         let kept = self.moment.best.as_ref().map(|best| best.step);
-        checkpoint::prune(&Disk, &folder, step, self.config.train.keep, kept)?;
+        let keep = self.config.train.keep;
+        on_first(ranks, || checkpoint::prune(&Disk, folder, step, keep, kept))?;
         Ok(written)
     }
 
@@ -294,11 +325,6 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             None => Ok(()),
         }
     }
-}
-
-/// A world of this process.
-fn alone() -> Communicator {
-    tessera_comm::single(&Options::default())
 }
 
 /// What keeps a run of `config` from going on with a run of `before`, besides names, types and
@@ -332,19 +358,24 @@ pub fn evaluate<D: ModelDevice>(
     signals: &Signals,
 ) -> Result<Evaluated> {
     let Some(spec) = source::spec(config, Split::Eval) else { return Ok(Evaluated::NoData) };
-    let Some(mut batches) = Batches::eval(config, spec, &metrics.data, signals)? else {
+    let ranks = model.ranks();
+    let batches = ranks.agree(Batches::eval(config, spec, &metrics.data, signals))?;
+    if ranks.any(batches.is_none())? {
         return Ok(Evaluated::Interrupted);
-    };
+    }
+    let Some(mut batches) = batches else { return Ok(Evaluated::Interrupted) };
     let mut evaluator = Evaluator::new(config.data.group.is_some());
     loop {
-        if signals.received().is_some() {
+        let next = ranks.agree(batches.next_event())?;
+        if ranks.any(signals.received().is_some() || matches!(next, Next::Stopped))? {
             return Ok(Evaluated::Interrupted);
         }
-        match batches.next_event()? {
+        match next {
             Next::End => break,
             Next::Stopped => return Ok(Evaluated::Interrupted),
             Next::Event(Event::EpochEnd { .. }) => {}
             Next::Event(Event::Batch { batch, .. }) => {
+                // All ranks see all labels, and with them whether they are good.
                 model.check_labels(&batch)?;
                 let logits = model.predict(&batch, metrics)?;
                 evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());

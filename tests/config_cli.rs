@@ -100,7 +100,7 @@ fn an_assignment_that_is_wrong_names_its_key() {
         ("train.epochs=many", "train.epochs: expected a whole number from 0, found `\"many\"`"),
         ("train.epochz=2", "train.epochz: unknown key; did you mean `epochs`?"),
         ("optimizer.sparse.momentum=0.9", "optimizer.sparse.momentum: optimizer rowwise_adagrad"),
-        ("parallel.ranks=4", "parallel.ranks: this version trains on one rank"),
+        ("parallel.replicas=3", "parallel.replicas: 1 ranks cannot form 3 equal groups"),
         ("seed.x=1", "seed: expected a whole number"),
     ] {
         project.run(&format!("train config.toml --out run --set {set}")).says(2, &[part]);

@@ -146,11 +146,16 @@ impl Training {
         &self.spec
     }
 
+    /// The tables: a benchmark runs on one rank.
+    fn embedding(&self) -> &EmbeddingCollection<Cpu> {
+        self.model.embedding().expect("made for one rank")
+    }
+
     /// Volume of batches in the tables.
     ///
     /// Errors: what the tables say.
     pub fn volume(&self, batches: &[Batch]) -> Result<Volume> {
-        volume(self.model.embedding(), &self.stream, batches, Work::Update)
+        volume(self.embedding(), &self.stream, batches, Work::Update)
     }
 
     fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
@@ -191,13 +196,13 @@ impl Training {
         let batch = batch.slice(0..batch.samples().min(CHECKED));
         let samples = batch.samples();
         // The wide part looks the same ids up in tables of its own.
-        let features = self.model.embedding().schema().features().len();
+        let features = self.embedding().schema().features().len();
         let looked_up = repeat_features(&batch, features)?;
         let before = self.params()?;
         let mut network = Network::new(&self.spec, &before);
         let (mut loss, mut logits, mut row_grads) = (0.0, Vec::new(), Vec::new());
         for i in 0..samples {
-            let embedding = self.model.embedding();
+            let embedding = self.embedding();
             let mut row = vec![0.0; self.spec.stride()];
             for (index, feature) in embedding.schema().features().iter().enumerate() {
                 let pooled = check::pooled(embedding, &self.stream, &looked_up, index, i)?;
@@ -224,7 +229,7 @@ impl Training {
         }
 
         let watched = check::watch(
-            self.model.embedding(),
+            self.embedding(),
             &self.stream,
             &looked_up,
             |sample, column| row_grads[sample][column],
@@ -265,7 +270,7 @@ impl Training {
                 check::close(what, after[name][i], before - moved, slack)?;
             }
         }
-        let embedding = self.model.embedding();
+        let embedding = self.embedding();
         check::updated(
             embedding,
             &self.stream,

@@ -145,6 +145,30 @@ impl<D: DenseOps> Dlrm<D> {
         Ok(None)
     }
 
+    /// Replaces a bucket's gradients, as by their sum over ranks.
+    ///
+    /// Errors: [`DenseError::WrongLength`], [`DenseError::Device`].
+    ///
+    /// # Panics
+    /// When there is no such bucket.
+    pub fn write_grads(
+        &mut self,
+        stream: &D::Stream,
+        bucket: usize,
+        values: &[f32],
+    ) -> Result<()> {
+        let range = self.layout.buckets[bucket].clone();
+        if values.len() != range.len() {
+            let (expected, found) = (range.len(), values.len());
+            return Err(DenseError::WrongLength {
+                name: format!("gradients of bucket {bucket}"),
+                expected,
+                found,
+            });
+        }
+        Ok(self.device.upload(stream, values, &mut self.grads, range.start)?)
+    }
+
     /// The flat gradient buffer, laid out as [`Dlrm::params`] says.
     #[must_use]
     pub fn grads(&self) -> &D::Buffer<f32> {

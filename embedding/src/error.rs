@@ -43,7 +43,7 @@ pub enum EmbeddingError {
     },
     /// Ranks cannot work together, or no longer.
     #[error(transparent)]
-    Comm(#[from] tessera_comm::CommError),
+    Comm(Box<tessera_comm::CommError>),
     /// The features of one lookup differ in their number of bags.
     #[error("lookup: feature {feature} has {given} bags; feature {first} has {needed}")]
     BagCount {
@@ -227,6 +227,12 @@ pub enum EmbeddingError {
     /// A metric could not be registered.
     #[error("embedding metrics: {0}")]
     Metrics(#[from] prometheus::Error),
+}
+
+impl From<tessera_comm::CommError> for EmbeddingError {
+    fn from(error: tessera_comm::CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
 }
 
 /// Result of an operation on embedding tables.

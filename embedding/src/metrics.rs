@@ -6,7 +6,7 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-use crate::{BadIdPolicy, EmbeddingCollection, Lookup, LookupOps, Result, UpdateStats};
+use crate::{BadIdPolicy, Lookup, LookupOps, Result, Routed, UpdateStats};
 
 /// Metrics of one collection of tables.
 #[derive(Debug)]
@@ -105,11 +105,20 @@ impl EmbeddingMetrics {
 
     /// Counts a lookup that was done, and its time in seconds.
     pub fn observe_lookup<D: LookupOps>(&self, lookup: &Lookup<D>, seconds: f64) {
+        self.observe(lookup.rows_read(), lookup.bad_ids(), lookup.policy(), seconds);
+    }
+
+    /// As [`EmbeddingMetrics::observe_lookup`], for this rank's part of a batch.
+    pub fn observe_routed<D: LookupOps>(&self, routed: &Routed<D>, seconds: f64) {
+        self.observe(routed.rows_read(), routed.bad_ids(), routed.policy(), seconds);
+    }
+
+    fn observe(&self, rows_read: &[u64], bad_ids: &[u64], policy: BadIdPolicy, seconds: f64) {
         self.lookup_seconds.observe(seconds);
-        let counts = lookup.rows_read().iter().zip(lookup.bad_ids());
+        let counts = rows_read.iter().zip(bad_ids);
         for (table, (&rows, &bad)) in self.tables.iter().zip(counts) {
             table.rows_read.inc_by(rows);
-            match lookup.policy() {
+            match policy {
                 BadIdPolicy::Drop => table.bad_ids_dropped.inc_by(bad),
                 BadIdPolicy::DefaultRow => table.bad_ids_mapped.inc_by(bad),
                 BadIdPolicy::Error => {} // such a lookup has none
@@ -133,10 +142,9 @@ impl EmbeddingMetrics {
         }
     }
 
-    /// Sets the resident bytes of every table.
-    pub fn set_resident<D: LookupOps>(&self, tables: &EmbeddingCollection<D>) {
-        for (number, table) in self.tables.iter().enumerate() {
-            let bytes = tables.resident_bytes(number).unwrap_or(0);
+    /// Sets the resident bytes of a table, by its number.
+    pub fn set_resident(&self, table: usize, bytes: u64) {
+        if let Some(table) = self.tables.get(table) {
             table.resident_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }

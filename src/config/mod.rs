@@ -6,6 +6,7 @@
 
 mod optimizer;
 mod overrides;
+mod parallel;
 mod read;
 mod section;
 mod table;
@@ -24,6 +25,7 @@ use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec, Schedule};
 use tessera_embedding::plan::Sharding;
 use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
 
+pub use parallel::{Comm, ParallelConfig, PlanSource};
 pub use topology::load_topology;
 
 /// One thing that is wrong with a configuration.
@@ -89,6 +91,8 @@ pub struct Config {
     pub seed: u64,
     /// Worker threads; all cores when absent.
     pub threads: Option<NonZeroUsize>,
+    /// `[parallel]`.
+    pub parallel: ParallelConfig,
     /// `[data]`.
     pub data: DataConfig,
     /// `[model]`.

@@ -7,11 +7,12 @@ use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticDense, Synthetic
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
 use tessera_embedding::BadIdPolicy;
 
+use super::parallel::parallel;
 use super::section::Section;
 use super::table::{Shared, table};
 use super::{
-    Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig, PipelineMode,
-    StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
+    ClipConfig, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
+    PipelineMode, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
 
 /// Most worker threads: more than any one machine has cores, few enough to start at once.
@@ -30,7 +31,8 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
             format!("must be from 1 to {THREADS_MAX} (leave it out for all cores)"),
         );
     }
-    let replicas = parallel(root.section("parallel"));
+    let parallel = parallel(root.section("parallel"));
+    let replicas = parallel.replicas;
     let pipeline = pipeline(root.section("pipeline"));
 
     let mut optimizers = root.section("optimizer");
@@ -45,6 +47,13 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
         optimizer::dense(optimizers.section("dense")).unwrap_or(DenseOptimizer::Sgd { lr: 0.0 });
     let schedule = optimizer::schedule(optimizers.section("schedule"));
     let clip = optimizer::clip(&mut optimizers);
+    if replicas > 1 && matches!(clip, ClipConfig::Value(_)) {
+        optimizers.fault(
+            "clip_value",
+            "clips the gradient of the whole batch, which no group of parallel.replicas has: use \
+             clip_norm",
+        );
+    }
     optimizers.finish(None);
 
     let mut model_section = root.section("model");
@@ -78,6 +87,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     Config {
         seed,
         threads: threads.and_then(NonZeroUsize::new),
+        parallel,
         data,
         model,
         tables,
@@ -89,30 +99,6 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
         listen,
         resolved: toml::Table::new(),
     }
-}
-
-/// `[parallel]`: one rank so far, and said so. Returns the number of replicas.
-fn parallel(mut section: Section<'_>) -> u64 {
-    let ranks = section.at_least_one("ranks", 1u64);
-    if ranks > 1 {
-        section.fault("ranks", "this version trains on one rank; more need the sharding release");
-    }
-    if ranks > 1 {
-        section.optional::<String>("comm");
-    } else {
-        section.choice("comm", &[("single", ())]);
-    }
-    let replicas = section.at_least_one("replicas", 1u64);
-    if !ranks.is_multiple_of(replicas.max(1)) {
-        section.fault("replicas", format!("{ranks} ranks cannot form {replicas} equal groups"));
-    }
-    section.at_least_one("sync_every", 1u64);
-    let plan = section.or("plan", "auto".to_owned());
-    if plan != "auto" {
-        section.fault("plan", "one rank holds every table: only \"auto\" has a meaning");
-    }
-    section.finish(None);
-    replicas
 }
 
 fn pipeline(mut section: Section<'_>) -> PipelineConfig {

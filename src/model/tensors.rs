@@ -1,11 +1,11 @@
 //! A model as logical tensors: their names and shapes, and where the values of each are kept.
 
 use tessera_dense::{Dlrm, Role};
-use tessera_embedding::{EmbeddingCollection, Precision, StateWidth};
+use tessera_embedding::{Precision, Schema, StateWidth};
 
 use super::{Model, ModelDevice};
 use crate::Result;
-use crate::tensors::{Block, Dtype, ReadTensors, Tensor, WriteTensors};
+use crate::tensors::{Block, Dtype, ReadTensors, Tensor, WriteTensors, element_bytes};
 
 /// Where a logical tensor is kept.
 #[derive(Clone, Copy)]
@@ -21,13 +21,13 @@ pub(super) enum Home {
 /// Names, shapes and homes of all logical tensors. Collection tables from number `narrow` on are
 /// those of the wide part.
 pub(super) fn logical_tensors<D: ModelDevice>(
-    embedding: &EmbeddingCollection<D>,
+    schema: &Schema,
     towers: &Dlrm<D>,
     narrow: usize,
 ) -> (Vec<Tensor>, Vec<Home>) {
     let mut tensors = Vec::new();
     let mut homes = Vec::new();
-    for (table, spec) in embedding.schema().tables().iter().enumerate() {
+    for (table, spec) in schema.tables().iter().enumerate() {
         let dtype = match spec.precision {
             Precision::Fp32 => Dtype::F32,
             Precision::Fp16 => Dtype::F16,
@@ -67,7 +67,7 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
     }
 
     fn blocks(&self) -> Vec<Block> {
-        Block::all(&self.tensors)
+        self.blocks_held(true)
     }
 
     fn read_block(&self, block: &Block, out: &mut Vec<u8>) -> Result<()> {
@@ -76,12 +76,21 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
         out.clear();
         match self.homes[block.tensor] {
             Home::Weights { table } => {
-                out.resize(block.rows.len() * tensor.row_bytes(), 0);
-                self.embedding.read_weight_bits(&self.stream, table, span, out)?;
+                let element = element_bytes(tensor.dtype);
+                out.resize(block.rows.len() * block.columns.len() * element, 0);
+                let found = self.tables.store(table, span.start, block.columns.start);
+                if let Some((store, table, first)) = found {
+                    let span = span.start - first..span.end - first;
+                    store.read_weight_bits(&self.stream, table, span, out)?;
+                }
             }
-            Home::State { table, name, columns } => {
-                let mut values = vec![0.0f32; block.rows.len() * columns];
-                self.embedding.read_state(&self.stream, table, name, span, &mut values)?;
+            Home::State { table, name, .. } => {
+                let mut values = vec![0.0f32; block.rows.len() * block.columns.len()];
+                let found = self.tables.store(table, span.start, block.columns.start);
+                if let Some((store, table, first)) = found {
+                    let span = span.start - first..span.end - first;
+                    store.read_state(&self.stream, table, name, span, &mut values)?;
+                }
                 out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             Home::Dense => {
@@ -97,7 +106,7 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
 
 impl<D: ModelDevice> WriteTensors for Model<D> {
     fn held(&self) -> Vec<Block> {
-        Block::all(&self.tensors)
+        self.blocks_held(false)
     }
 
     fn write_block(&mut self, block: &Block, bytes: &[u8]) -> Result<()> {
@@ -109,10 +118,22 @@ impl<D: ModelDevice> WriteTensors for Model<D> {
         };
         match self.homes[block.tensor] {
             Home::Weights { table } => {
-                self.embedding.write_weight_bits(&self.stream, table, span, bytes)?;
+                let found = self.tables.store_mut(table, span.start, block.columns.start);
+                if let Some((store, table, first)) = found {
+                    let span = span.start - first..span.end - first;
+                    store.write_weight_bits(&self.stream, table, span, bytes)?;
+                }
             }
             Home::State { table, name, .. } => {
-                self.embedding.write_state(&self.stream, table, name, span, &floats())?;
+                let values = floats();
+                // A number a row stands in every block of columns.
+                for column in self.tables.state_columns(table, name, &block.columns) {
+                    let found = self.tables.store_mut(table, span.start, column);
+                    if let Some((store, table, first)) = found {
+                        let span = span.start - first..span.end - first;
+                        store.write_state(&self.stream, table, name, span, &values)?;
+                    }
+                }
             }
             Home::Dense => {
                 let mut values = self.towers.read(&self.stream, &tensor.name)?;
@@ -122,5 +143,36 @@ impl<D: ModelDevice> WriteTensors for Model<D> {
             }
         }
         Ok(())
+    }
+}
+
+impl<D: ModelDevice> Model<D> {
+    /// What this rank holds of every tensor; with `writes`, only what it writes to checkpoints,
+    /// so that over all ranks each element is there once.
+    fn blocks_held(&self, writes: bool) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            let (table, a_row) = match self.homes[index] {
+                Home::Dense => {
+                    if !writes || self.ranks.is_first() {
+                        blocks.push(Block::whole(index, tensor));
+                    }
+                    continue;
+                }
+                Home::Weights { table } => (table, false),
+                Home::State { table, columns, .. } => {
+                    (table, columns == 1 && self.schema().tables()[table].dim > 1)
+                }
+            };
+            for rectangle in self.tables.rectangles(table) {
+                if writes && (!rectangle.writes || a_row && rectangle.columns.start > 0) {
+                    continue;
+                }
+                let rows = rectangle.rows.start as usize..rectangle.rows.end as usize;
+                let columns = if a_row { 0..1 } else { rectangle.columns };
+                blocks.push(Block { tensor: index, rows, columns });
+            }
+        }
+        blocks
     }
 }

@@ -6,12 +6,12 @@ mod sample;
 mod tables;
 
 use tessera_embedding::plan::{
-    Budget, CurvePoint, Grid2d, Placement, PlanFile, Route, TableLoad, Topology, Workload, curve,
-    plan, plan_given,
+    Budget, CurvePoint, Grid2d, Placement, Plan as SavedPlan, PlanFile, Route, TableLoad, Topology,
+    Workload, curve, plan, plan_given,
 };
 
 use crate::cli::{GroupPlacement, Plan, Replicas};
-use crate::config::{Config, load_topology};
+use crate::config::{Config, PlanSource, load_topology};
 use crate::{Error, Result, console};
 
 /// Steps of search for each point of a curve: its costs matter more than its last percent.
@@ -89,6 +89,37 @@ fn best(points: Vec<CurvePoint>) -> Result<(Vec<CurvePoint>, usize)> {
             _ => unreachable!("every number of ranks forms one group, and none had room"),
         },
     }
+}
+
+/// The plan of a run on the configuration's ranks: its file's, or the planner's own.
+///
+/// Errors: a file that is no plan or not one for these ranks; a table without room.
+pub fn for_training(config: &Config) -> Result<SavedPlan> {
+    let parallel = &config.parallel;
+    let PlanSource::File(path) = &parallel.plan else {
+        let grid = Grid2d::new(parallel.ranks, parallel.replicas as usize, parallel.placement)?;
+        let batch = config.data.batch_size as f64 / parallel.ranks as f64;
+        let workload = Workload { route: parallel.route, ..Workload::new(batch) };
+        let topology = load_topology("cpu")?;
+        let tables = tables::of_config(config);
+        return Ok(plan(&tables, grid, &topology, &workload, Budget::default())?.plan);
+    };
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Error::Read { path: path.clone(), source })?;
+    let bad = |reason: String| Error::BadFile { path: path.clone(), reason };
+    let file: PlanFile =
+        serde_json::from_str(&text).map_err(|error| bad(format!("is no plan: {error}")))?;
+    let saved = file.plan().map_err(|error| bad(error.to_string()))?;
+    if saved.ranks() * parallel.replicas as usize != parallel.ranks {
+        return Err(Error::Usage(format!(
+            "{} is a plan for groups of {} ranks; parallel.ranks is {} in {} groups",
+            path.display(),
+            saved.ranks(),
+            parallel.ranks,
+            parallel.replicas
+        )));
+    }
+    Ok(saved)
 }
 
 /// What is planned.

@@ -110,10 +110,13 @@ fn train(project: &Project, set: &[&str]) -> (Page, Option<String>) {
         loop {
             let clock = Clock::start();
             match batches.next_event()? {
-                Next::End | Next::Stopped => return trainer.checkpoint(&mut run, false),
+                Next::End | Next::Stopped => {
+                    let folder = run.checkpoints();
+                    return trainer.checkpoint(Some(&mut run), &folder, false);
+                }
                 Next::Event(Event::EpochEnd { .. }) => {}
                 Next::Event(Event::Batch { batch, epoch, after }) => {
-                    trainer.step(&mut run, &batch, epoch, after, clock)?;
+                    trainer.step(Some(&mut run), &batch, epoch, after, clock)?;
                 }
             }
         }

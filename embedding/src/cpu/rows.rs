@@ -77,13 +77,16 @@ impl<'a, T> RawRows<'a, T> {
 #[inline(always)]
 pub(crate) fn prefetch<T>(start: *const T, count: usize) {
     let start = start.cast::<u8>();
-    // From the border of the first line on, so that none is asked for twice.
-    let before = start as usize % LINE_BYTES;
-    let bytes = before + count * size_of::<T>();
+    let bytes = count * size_of::<T>();
+    // A loop of known length where the count is known; a row that does not begin at a line's
+    // border may end in one line more.
     let mut at = 0;
     while at < bytes {
-        prefetch_line(start.wrapping_add(at).wrapping_sub(before));
+        prefetch_line(start.wrapping_add(at));
         at += LINE_BYTES;
+    }
+    if start as usize % LINE_BYTES + bytes > at {
+        prefetch_line(start.wrapping_add(bytes.wrapping_sub(1)));
     }
 }
 

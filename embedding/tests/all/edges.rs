@@ -148,7 +148,9 @@ fn policies_count_bad_ids_a_table() {
         assert_eq!(out[4..6], w[2..4]);
         metrics.observe_lookup(&lookup, 0.001);
     }
-    metrics.set_resident(&tables);
+    for table in 0..tables.schema().tables().len() {
+        metrics.set_resident(table, tables.resident_bytes(table).unwrap());
+    }
     let families = registry.gather();
     let value = |name: &str, labels: [&str; 2]| {
         let family = families.iter().find(|family| family.name() == name).unwrap();

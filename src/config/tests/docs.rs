@@ -290,10 +290,6 @@ fn the_docs_say_what_is_refused_in_this_version() {
         row[1].trim_matches('`').to_owned()
     };
     for (given, set, key) in [
-        ("`parallel.ranks` above 1", "parallel.ranks=2", "parallel.ranks"),
-        ("`parallel.comm` other than single", "parallel.comm=mpi", "parallel.comm"),
-        ("`parallel.replicas` above 1", "parallel.replicas=2", "parallel.replicas"),
-        ("`parallel.plan` with a file", "parallel.plan=plan.csv", "parallel.plan"),
         ("`pipeline.mode` \"nested\"", "pipeline.mode=nested", "pipeline.mode"),
         ("`pipeline.micro_batches` above 1", "pipeline.micro_batches=4", "pipeline.micro_batches"),
         ("`pipeline.cluster` \"keys\"", "pipeline.cluster=keys", "pipeline.cluster"),

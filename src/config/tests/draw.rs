@@ -221,7 +221,12 @@ impl Draw {
                 "comm = \"single\"",
                 "replicas = 1",
                 "sync_every = 4",
+                "placement = \"contiguous\"",
                 "plan = \"auto\"",
+                "route = \"auto\"",
+                "codec_forward = \"fp32\"",
+                "codec_backward = \"fp32\"",
+                "time_limit_s = 30",
             ],
         );
         writeln!(out, "[pipeline]").unwrap();

@@ -1,0 +1,190 @@
+//! Runs on several ranks, through the command line: the answer of one rank, whoever keeps what.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Project, shared::shared, tensors};
+use serde_json::Value;
+
+const RUNS: [&str; 3] = ["dlrm_dcn_adagrad", "dlrm_dot_rowwise_adagrad", "dlrm_jagged_adam"];
+const SHARDINGS: [&str; 6] =
+    ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "data_parallel"];
+
+fn project(golden: &Path) -> Project {
+    let project = Project::new("");
+    std::os::unix::fs::symlink(golden, project.path("golden")).unwrap();
+    project
+}
+
+/// `--set` for the sharding of every table of a golden run.
+fn sharded(golden: &Path, sharding: &str) -> String {
+    let text = std::fs::read_to_string(golden.join("config.toml")).unwrap();
+    let tables = text.matches("[[table]]").count();
+    (0..tables).map(|table| format!(" --set table.{table}.sharding={sharding}")).collect()
+}
+
+fn train(project: &Project, out: &str, ranks: usize, set: &str) {
+    project.ok(&format!(
+        "train golden/config.toml --init golden/init.safetensors --out {out} \
+         --set parallel.ranks={ranks} --set threads={ranks} {set}"
+    ));
+}
+
+/// Losses within 1e-5 of the reference, weights and states of tables within 2e-4 of the largest.
+fn agrees(project: &Project, golden: &Path, out: &str) {
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(golden.join("expected.json")).unwrap()).unwrap();
+    let losses = expected["train_loss"].as_array().unwrap();
+    let steps = project.steps(out);
+    assert_eq!(steps.len(), losses.len(), "{out}");
+    for (line, want) in steps.iter().zip(losses) {
+        let (got, want) = (line.loss.unwrap(), want.as_f64().unwrap());
+        let relative = (got - want).abs() / want;
+        assert!(relative < 1e-5, "{out}, step {}: loss {got}, {want} is right", line.step);
+    }
+    let ours = tensors(&project.export(out));
+    let theirs = tensors(&std::fs::read(golden.join("final.safetensors")).unwrap());
+    for (name, want) in &theirs {
+        let got = ours.get(name).unwrap_or_else(|| panic!("the export has no {name}"));
+        let largest = want.values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        for (i, (a, b)) in got.values.iter().zip(&want.values).enumerate() {
+            let apart = (a - b).abs();
+            assert!(apart <= 2e-4 * largest, "{out}: {name}[{i}]: {a}, {b} is right");
+        }
+    }
+    for (metric, want) in expected["eval"].as_object().unwrap() {
+        let got = project.summary(out)["eval"][metric].as_f64().unwrap();
+        let want = want.as_f64().unwrap();
+        assert!((got - want).abs() < 1e-4, "{out}: {metric}: {got}, the reference has {want}");
+    }
+}
+
+#[test]
+fn golden_runs_agree_on_any_ranks_and_plan_and_plans_give_the_same_bits() {
+    let Some(shared) = shared() else { return };
+    for run in RUNS {
+        let golden = shared.join("golden").join(run);
+        let project = project(&golden);
+        for ranks in [1, 2, 3, 4, 7] {
+            let mut first: Option<(String, Vec<u8>)> = None;
+            for sharding in SHARDINGS {
+                // All of them on two and four ranks; elsewhere each with some run.
+                let all = ranks == 2 || ranks == 4;
+                if !all && !matches!(sharding, "row_wise" | "column_wise") {
+                    continue;
+                }
+                let out = format!("{ranks}-{sharding}");
+                let set = format!(
+                    "--set parallel.comm=threads --set parallel.route=unique{}",
+                    sharded(&golden, sharding)
+                );
+                train(&project, &out, ranks, &set);
+                agrees(&project, &golden, &out);
+                assert_eq!(project.summary(&out)["ranks"], ranks);
+                let export = project.export(&out);
+                match &first {
+                    None => first = Some((out, export)),
+                    Some((other, weights)) => {
+                        assert!(*weights == export, "{run}: {out} has other weights than {other}");
+                        assert_eq!(project.steps(other), project.steps(&out), "{run}: {out}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_planners_own_choice_and_pooled_routes_agree_too() {
+    let Some(shared) = shared() else { return };
+    for run in RUNS {
+        let golden = shared.join("golden").join(run);
+        let project = project(&golden);
+        train(&project, "auto", 3, "");
+        agrees(&project, &golden, "auto");
+        for sharding in ["table_wise", "row_wise", "grid"] {
+            let set = format!("--set parallel.route=pooled{}", sharded(&golden, sharding));
+            train(&project, sharding, 4, &set);
+            agrees(&project, &golden, sharding);
+        }
+    }
+}
+
+/// A run on two ranks goes on with four, then with one, by other plans: the golden losses still.
+#[test]
+fn a_run_goes_on_with_other_ranks_and_plans() {
+    let Some(shared) = shared() else { return };
+    let golden = shared.join("golden/dlrm_dot_rowwise_adagrad");
+    let project = project(&golden);
+    let set = |sharding: &str, steps: usize| {
+        format!("--set train.max_steps={steps}{}", sharded(&golden, sharding))
+    };
+    train(&project, "run", 2, &set("row_wise", 20));
+    for (ranks, sharding, steps) in [(4, "column_wise", 40), (1, "table_wise", 60)] {
+        project.ok(&format!(
+            "train golden/config.toml --resume run --out run --set parallel.ranks={ranks} {}",
+            set(sharding, steps)
+        ));
+    }
+    agrees(&project, &golden, "run");
+}
+
+#[test]
+fn a_plan_file_is_followed() {
+    let Some(shared) = shared() else { return };
+    let golden = shared.join("golden/dlrm_jagged_adam");
+    let project = project(&golden);
+    let plan = project.ok("plan golden/config.toml --ranks 3 --json --exact").stdout;
+    project.write("plan.json", &plan);
+    let file = project.path("plan.json");
+    train(&project, "run", 3, &format!("--set parallel.plan={}", file.display()));
+    agrees(&project, &golden, "run");
+    let ran = project.run(&format!(
+        "train golden/config.toml --out four --set parallel.ranks=4 --set parallel.plan={}",
+        file.display()
+    ));
+    ran.says(2, &["is a plan for groups of 3 ranks; parallel.ranks is 4"]);
+}
+
+/// Groups that each hold all tables, averaged after every step: under sgd the mean over groups is
+/// the step of one group.
+#[test]
+fn two_groups_of_two_under_sgd_are_one_of_four() {
+    let Some(shared) = shared() else { return };
+    let golden = shared.join("golden/dlrm_jagged_adam");
+    let project = project(&golden);
+    let sgd = "--set optimizer.sparse.kind=sgd --set optimizer.sparse.lr=0.05";
+    let text = std::fs::read_to_string(golden.join("config.toml")).unwrap();
+    let start = text.find("[optimizer.sparse]").unwrap();
+    let end = start + text[start..].find("\n[").unwrap_or(text.len() - start);
+    let config = format!("{}{}", &text[..start], &text[end..]);
+    let config = config.replace("= [\"train.", "= [\"golden/train.");
+    let config = config.replace("= [\"eval.", "= [\"golden/eval.");
+    project.write("config.toml", &config);
+    for (out, set) in [("one", ""), ("two", "--set parallel.replicas=2")] {
+        project.ok(&format!(
+            "train config.toml --out {out} --set parallel.ranks=4 --set threads=4 {sgd} {set}"
+        ));
+    }
+    let (one, two) = (project.steps("one"), project.steps("two"));
+    assert_eq!(one.len(), two.len());
+    for (a, b) in one.iter().zip(&two) {
+        let (a, b) = (a.loss.unwrap(), b.loss.unwrap());
+        assert!((a - b).abs() <= 1e-5 * a, "{a} and {b}");
+    }
+}
+
+/// Bad input that only one rank has in its part stops all, before anything is written.
+#[test]
+fn bad_input_of_one_rank_stops_all() {
+    let Some(shared) = shared() else { return };
+    let golden = shared.join("golden/dlrm_jagged_adam");
+    let project = project(&golden);
+    let ran = project.run(
+        "train golden/config.toml --out run --set parallel.ranks=4 --set threads=4 \
+         --set table.0.rows=2",
+    );
+    ran.says(1, &["out of range for table", "of 2 rows"]);
+    assert!(project.steps("run").is_empty());
+}
