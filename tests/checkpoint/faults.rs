@@ -120,7 +120,7 @@ fn trained() -> Project {
 }
 
 /// No file of the program may grow beyond `bytes` from here on: writes fail, as on a full disk.
-fn limit_files(command: &mut std::process::Command, bytes: u64) {
+pub fn limit_files(command: &mut std::process::Command, bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: between fork and exec only two system calls are made, which neither allocate nor
     // take locks.

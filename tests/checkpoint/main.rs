@@ -7,4 +7,5 @@ mod faults;
 mod layouts;
 mod parts;
 mod ranks;
+mod runs;
 mod versions;
