@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use tessera_device::{Simd, simd_kernel};
+
 use crate::{EmbeddingError, Precision, Result};
 
 /// Bytes that a rank sends in one round.
@@ -49,6 +51,10 @@ impl Rows {
 
 /// Adds `more` to `rows`; both ascend without repeats.
 pub(super) fn merge(rows: &mut Vec<u64>, more: impl ExactSizeIterator<Item = u64>) {
+    if rows.is_empty() {
+        rows.extend(more); // into memory that is there
+        return;
+    }
     let old = std::mem::take(rows);
     rows.reserve(old.len() + more.len());
     let mut old = old.into_iter().peekable();
@@ -155,20 +161,32 @@ impl Cut {
 /// The sum of equal numbers is exact, and so is its quotient: their mean is the number itself.
 pub(super) fn mean(precision: Precision, terms: &[&[u8]], out: &mut Vec<u8>) {
     let length = terms.first().map_or(0, |term| term.len());
-    let mut sums = vec![[0.0f64; BLOCK]; terms.len()];
+    let start = out.len();
+    out.resize(start + length, 0);
+    let mut sums = vec![[0.0; BLOCK]; terms.len()];
+    mean_kernel(Simd::detect(), precision, terms, &mut sums, &mut out[start..]);
+}
+
+simd_kernel!(fn mean_kernel = mean_body(
+    precision: Precision,
+    terms: &[&[u8]],
+    sums: &mut [[f64; BLOCK]],
+    out: &mut [u8],
+));
+
+#[inline(always)]
+fn mean_body(precision: Precision, terms: &[&[u8]], sums: &mut [[f64; BLOCK]], out: &mut [u8]) {
     let block_bytes = BLOCK * precision.bytes();
-    for start in (0..length).step_by(block_bytes) {
-        let bytes = start..(start + block_bytes).min(length);
-        let numbers = bytes.len() / precision.bytes();
+    for (block, out) in out.chunks_mut(block_bytes).enumerate() {
+        let start = block * block_bytes;
         for (sums, term) in sums.iter_mut().zip(terms) {
-            load(precision, &term[bytes.clone()], sums);
+            load(precision, &term[start..start + out.len()], sums);
         }
         let mut left = terms.len();
         while left > 1 {
             for i in 0..left / 2 {
                 let (to, from) = sums.split_at_mut(2 * i + 1);
-                let (a, b) = (&mut to[2 * i], &from[0]);
-                for (a, b) in a[..numbers].iter_mut().zip(b) {
+                for (a, b) in to[2 * i].iter_mut().zip(&from[0]) {
                     *a += b;
                 }
                 sums.swap(i, 2 * i);
@@ -178,13 +196,14 @@ pub(super) fn mean(precision: Precision, terms: &[&[u8]], out: &mut Vec<u8>) {
             }
             left = left.div_ceil(2);
         }
-        for sum in &mut sums[0][..numbers] {
+        for sum in &mut sums[0] {
             *sum /= terms.len() as f64;
         }
-        store(precision, &sums[0][..numbers], out);
+        store(precision, &sums[0], out);
     }
 }
 
+#[inline(always)]
 fn load(precision: Precision, bytes: &[u8], to: &mut [f64; BLOCK]) {
     match precision {
         Precision::Fp32 => {
@@ -205,15 +224,23 @@ fn load(precision: Precision, bytes: &[u8], to: &mut [f64; BLOCK]) {
     }
 }
 
-fn store(precision: Precision, from: &[f64], out: &mut Vec<u8>) {
-    let numbers = from.iter().map(|&x| x as f32);
+#[inline(always)]
+fn store(precision: Precision, from: &[f64; BLOCK], to: &mut [u8]) {
     match precision {
-        Precision::Fp32 => out.extend(numbers.flat_map(f32::to_ne_bytes)),
+        Precision::Fp32 => {
+            for (to, &x) in to.as_chunks_mut::<4>().0.iter_mut().zip(from) {
+                *to = (x as f32).to_ne_bytes();
+            }
+        }
         Precision::Fp16 => {
-            out.extend(numbers.flat_map(|x| half::f16::from_f32(x).to_ne_bytes()));
+            for (to, &x) in to.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+                *to = half::f16::from_f32(x as f32).to_ne_bytes();
+            }
         }
         Precision::Bf16 => {
-            out.extend(numbers.flat_map(|x| half::bf16::from_f32(x).to_ne_bytes()));
+            for (to, &x) in to.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+                *to = half::bf16::from_f32(x as f32).to_ne_bytes();
+            }
         }
     }
 }

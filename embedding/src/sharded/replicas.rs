@@ -167,7 +167,8 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// That no sync is under way.
     pub(super) fn settled(&self, operation: &str) -> Result<()> {
         if self.replicas.as_ref().is_some_and(|replicas| replicas.posted.is_some()) {
-            let reason = format!("{operation} between the start of a sync and its end");
+            let reason =
+                format!("{operation} between the start of a sync and its end: finish it first");
             return Err(EmbeddingError::Exchange { reason });
         }
         Ok(())
