@@ -208,7 +208,7 @@ impl<D: ModelDevice> Model<D> {
                     _ => tables
                         .with_replicas(split("replicas", index, group)?, parallel.sync_every)?,
                 };
-                (Ranks::new(world, group)?, Tables::Shared(tables))
+                (Ranks::new(world, group)?, Tables::Shared(Box::new(tables)))
             }
         };
         let towers = Dlrm::new(device, spec, config.dense_optimizer, config.seed)?;
@@ -382,6 +382,7 @@ impl<D: ModelDevice> Model<D> {
         let checked = self.ranks.agree(checked)?;
         let mut found = self.tables.route(&self.stream, checked)?;
         self.tables.group(&self.stream, &found)?;
+        self.tables.finish_sync(&self.stream)?;
         clock.lap("route");
         self.forward(&own, &mut found, metrics, clock)?;
 
@@ -434,7 +435,7 @@ impl<D: ModelDevice> Model<D> {
         let moved = self.tables.update(stream, found, &acts.dx0, self.stride, &sparse)?;
         self.device.synchronize(stream)?;
         metrics.embedding.observe_update(&moved);
-        self.tables.sync_if_due(stream, scalars.update)?;
+        self.tables.start_sync(scalars.update)?;
         let torn = moved.rows_nonfinite.iter().position(|&rows| rows > 0);
         let torn_anywhere = self.ranks.any(torn.is_some())?;
         clock.lap("update_sparse");

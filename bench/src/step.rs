@@ -10,10 +10,11 @@ use prometheus::Registry;
 use tessera::config::{ClipConfig, Config};
 use tessera::metrics::Metrics;
 use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped};
-use tessera::tensors::ReadTensors;
+use tessera::tensors::{Block, ReadTensors};
 use tessera_data::{Batch, Event};
 use tessera_dense::{DenseOptimizer, Interaction, ModelSpec};
 use tessera_device::{Cpu, CpuStream, Device};
+use tessera_embedding::EmbeddingCollection;
 
 use crate::drive::{Stages, Workload};
 use crate::feed::Feed;
@@ -179,7 +180,7 @@ impl Training {
             if tensor.is_state || !tensor.name.starts_with("dense.") {
                 continue;
             }
-            self.model.read_rows(index, 0..tensor.rows(), &mut bytes)?;
+            self.model.read_block(&Block::whole(index, tensor), &mut bytes)?;
             let numbers = bytes.chunks_exact(4);
             let numbers =
                 numbers.map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect();

@@ -151,12 +151,7 @@ impl<D: DenseOps> Dlrm<D> {
     ///
     /// # Panics
     /// When there is no such bucket.
-    pub fn write_grads(
-        &mut self,
-        stream: &D::Stream,
-        bucket: usize,
-        values: &[f32],
-    ) -> Result<()> {
+    pub fn write_grads(&mut self, stream: &D::Stream, bucket: usize, values: &[f32]) -> Result<()> {
         let range = self.layout.buckets[bucket].clone();
         if values.len() != range.len() {
             let (expected, found) = (range.len(), values.len());

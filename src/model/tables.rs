@@ -16,7 +16,7 @@ pub(super) enum Tables<D: LookupOps> {
     /// All on this rank, which is the only one.
     Alone(EmbeddingCollection<D>),
     /// Spread over ranks.
-    Shared(ShardedCollection<D>),
+    Shared(Box<ShardedCollection<D>>),
 }
 
 /// A batch whose ids were checked; no other rank has heard of it.
@@ -157,16 +157,26 @@ impl<D: LookupOps> Tables<D> {
         }
     }
 
-    /// Averages groups, if that is due after step `t`. A collective.
-    pub(super) fn sync_if_due(&mut self, stream: &D::Stream, t: u64) -> Result<()> {
+    /// Begins to average groups, if that is due after step `t`; it goes on beside the routing of
+    /// the next batch. A collective.
+    pub(super) fn start_sync(&mut self, t: u64) -> Result<()> {
         match self {
-            Self::Shared(tables) if tables.sync_due(t) => tables.sync(stream).map(|_| ()),
+            Self::Shared(tables) if tables.sync_due(t) => tables.start_sync(),
             _ => Ok(()),
+        }
+    }
+
+    /// Ends what [`Tables::start_sync`] began, if it did. A collective.
+    pub(super) fn finish_sync(&mut self, stream: &D::Stream) -> Result<()> {
+        match self {
+            Self::Shared(tables) => tables.finish_sync(stream).map(|_| ()),
+            Self::Alone(_) => Ok(()),
         }
     }
 
     /// Averages groups now. A collective.
     pub(super) fn sync(&mut self, stream: &D::Stream) -> Result<()> {
+        self.finish_sync(stream)?;
         match self {
             Self::Shared(tables) => tables.sync(stream).map(|_| ()),
             Self::Alone(_) => Ok(()),

@@ -369,7 +369,8 @@ mod tests {
         assert_eq!(rows, [Rows::These(vec![0, 1, 4, 5, 9]), Rows::These(vec![2])]);
         assert_eq!(rows[0].runs(0..5), [0..2, 4..6, 9..10]);
         assert_eq!(rows[0].runs(1..3), [1..2, 4..5]);
-        assert_eq!(Rows::All(7).runs(2..5), [2..5]);
+        let run = 2..5;
+        assert_eq!(Rows::All(7).runs(2..5), [run]);
         assert!(union(messages(), &[9, 3]).is_err(), "a row beyond the piece");
         for broken in [&second[..4], &[0, 0, 0], &[1], &[2, 3, 3, 0], &[u64::MAX, 0]] {
             let messages = [&first[..], broken].into_iter();
