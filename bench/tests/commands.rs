@@ -323,6 +323,14 @@ fn a_job_of_several_processes_is_not_taken_for_one() {
     assert!(message.contains("4 processes") && message.contains("--comm mpi"), "{message}");
 }
 
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn ranks_over_mpi_need_a_build_with_it() {
+    let output = bench(&["comm", "--comm", "mpi"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--features mpi"), "{}", text(&output.stderr));
+}
+
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
     for (args, part) in [
