@@ -27,7 +27,7 @@ use knobs::{Backend, CommArgs};
 use measure::{Repeat, copy_gb_per_s, repeat};
 use operation::Operation;
 pub use point::CommPoint;
-use topology::{Measured, ranks_per_node};
+use topology::{Measured, Nodes, ranks_per_node};
 
 /// The command's name in documents.
 pub const COMMAND: &str = "comm";
@@ -163,7 +163,10 @@ fn on_rank(comm: &Communicator, args: &CommArgs) -> Result<Findings> {
     // Ranks of a machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let cpu = Cpu::new(NonZeroUsize::new((cores / here).max(1)))?;
-    let machine = Machine { threads: here, ..Machine::look(&cpu) };
+    let mut machine = Machine::look(&cpu);
+    if args.comm == Backend::Threads {
+        machine.threads *= ranks;
+    }
 
     let cases = cases(args);
     let largest = args.sizes.iter().map(|size| size.0).max().filter(|&bytes| bytes > 0);
@@ -190,7 +193,10 @@ fn on_rank(comm: &Communicator, args: &CommArgs) -> Result<Findings> {
         points.push(CommPoint::new(operation, bytes, moved, limit(bytes), &samples));
     }
     let topology = match args.topology {
-        Some(_) => Some(topology::measure(comm, per_node, &cpu, &machine, how)?),
+        Some(_) => {
+            let nodes = Nodes { here, per_node };
+            Some(topology::measure(comm, nodes, &cpu, &machine, how)?)
+        }
         None => None,
     };
     Ok(Findings { machine, points, topology })

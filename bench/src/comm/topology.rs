@@ -88,6 +88,15 @@ fn links(comm: &Communicator, per_node: usize, how: Repeat) -> Result<Links> {
     Ok(Links { intra_node, inter_node: Some(link(comm, &across, how)?) })
 }
 
+/// How many ranks are where.
+#[derive(Clone, Copy, Debug)]
+pub struct Nodes {
+    /// Ranks on this machine, which share its memory.
+    pub here: usize,
+    /// Ranks that count as a node: a divisor of all ranks.
+    pub per_node: usize,
+}
+
 /// What was measured, and how.
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -99,23 +108,22 @@ pub struct Measured {
     machine: Machine,
 }
 
-/// Measures; all ranks call it. `per_node` divides the ranks; `cpu` has this rank's threads;
-/// `machine` counts the ranks on it as its threads.
+/// Measures; all ranks call it. `cpu` has this rank's threads.
 ///
 /// Errors: no memory; those of an operation between ranks.
 pub fn measure(
     comm: &Communicator,
-    per_node: usize,
+    nodes: Nodes,
     cpu: &Cpu,
     machine: &Machine,
     how: Repeat,
 ) -> Result<Measured> {
     Ok(Measured {
         ranks: comm.size(),
-        per_node,
+        per_node: nodes.per_node,
         device_gb_per_s: rounded(gather_gb_per_s(comm, cpu)?),
-        device_bytes: machine.memory_mib.map(|mib| (mib << 20) / machine.threads as u64),
-        links: links(comm, per_node, how)?,
+        device_bytes: machine.memory_mib.map(|mib| (mib << 20) / nodes.here as u64),
+        links: links(comm, nodes.per_node, how)?,
         machine: machine.clone(),
     })
 }
