@@ -162,8 +162,8 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
         // The first rank chooses the folder: others might see it made already.
         let chosen = if world.rank() == 0 { Out::choose(args, &start).map(Some) } else { Ok(None) };
         let chosen = agreed(&world, chosen)?;
-        let text = chosen.map_or(Vec::new(), |out| out.to_bytes());
-        let out = Out::from_bytes(&world.broadcast(text, 0).wait()?);
+        let text = chosen.map_or(Vec::new(), Out::into_bytes);
+        let out = Out::from_bytes(world.broadcast(text, 0).wait()?);
         let plan = plan::for_training(config)?;
         let signals = Signals::catch()?;
         let device = Cpu::new(config.threads)?;
@@ -186,9 +186,11 @@ fn on_mpi(_: &cli::Train, _: &Config) -> Result<Ended> {
 /// This rank's value, if no rank has an error.
 #[cfg(feature = "mpi")]
 fn agreed<T>(world: &Communicator, result: Result<T>) -> Result<T> {
-    let told = result.as_ref().map(|_| ()).map_err(ToString::to_string);
-    checkpoint::agreed(world, told.map_err(Error::Usage))?;
-    result
+    let told = result.as_ref().map(|_| ()).map_err(|error| Error::Usage(error.to_string()));
+    let all = checkpoint::agreed(world, told);
+    let value = result?;
+    all?;
+    Ok(value)
 }
 
 /// Where a run begins.
@@ -254,6 +256,25 @@ impl Out {
             RunDir::check_new(&path)?;
         }
         Ok(Self { path, same_run })
+    }
+}
+
+#[cfg(feature = "mpi")]
+impl Out {
+    /// As a message: whether it is the run that goes on, then the path.
+    fn into_bytes(self) -> Vec<u8> {
+        use std::os::unix::ffi::OsStringExt;
+        let mut bytes = vec![u8::from(self.same_run)];
+        bytes.extend(self.path.into_os_string().into_vec());
+        bytes
+    }
+
+    /// What [`Out::into_bytes`] made.
+    fn from_bytes(mut bytes: Vec<u8>) -> Self {
+        use std::os::unix::ffi::OsStringExt;
+        let same_run = bytes.first() == Some(&1);
+        bytes.drain(..bytes.len().min(1));
+        Self { path: std::ffi::OsString::from_vec(bytes).into(), same_run }
     }
 }
 
