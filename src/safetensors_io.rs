@@ -204,7 +204,7 @@ impl StoredTensor {
     }
 }
 
-/// `rows` in ranges of about [`CHUNK_BYTES`] each, for rows of `row_bytes`.
+/// `rows` in ranges of about 8 MiB each, for rows of `row_bytes`.
 pub fn chunks(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let step = (CHUNK_BYTES / row_bytes.max(1)).max(1);
     let end = rows.end;
