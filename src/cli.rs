@@ -147,9 +147,9 @@ pub struct Plan {
     /// Print what every number of replicas costs, instead of a plan
     #[arg(long, conflicts_with_all = ["costs", "replicas"])]
     pub curve: bool,
-    /// Which ranks form a group
-    #[arg(long, value_enum, default_value_t, conflicts_with = "costs")]
-    pub placement: GroupPlacement,
+    /// Which ranks form a group [default: the configuration's parallel.placement]
+    #[arg(long, value_enum, conflicts_with = "costs")]
+    pub placement: Option<GroupPlacement>,
     /// Steps between synchronisations of replicas [default: the configuration's
     /// parallel.sync_every]
     #[arg(long, value_name = "STEPS", conflicts_with = "costs", value_parser = clap::value_parser!(u64).range(1..))]
@@ -200,10 +200,9 @@ impl std::str::FromStr for Replicas {
 }
 
 /// Which ranks form a group of two-dimensional parallelism.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GroupPlacement {
     /// Group g is g, g + M, ...: replicas are neighbours
-    #[default]
     Strided,
     /// Neighbours form a group
     Contiguous,

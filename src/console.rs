@@ -3,6 +3,7 @@
 //! Progress is worth nothing to a reader who has gone, so that failing to tell it never stops a
 //! run. A result that cannot be printed is an error, unless its reader has just seen enough.
 
+use std::error::Error as _;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
@@ -11,6 +12,22 @@ use crate::{Error, Result};
 /// Writes a line for people to standard error; a failure is of no consequence.
 pub fn tell(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes what went wrong to standard error, with its causes.
+pub fn tell_error(error: &Error) {
+    let mut told = error.to_string();
+    tell(format_args!("error: {told}"));
+    let mut cause = error.source();
+    while let Some(reason) = cause {
+        // Many messages hold their cause already; nothing is told twice.
+        let text = reason.to_string();
+        if !told.contains(&text) {
+            tell(format_args!("  because: {text}"));
+            told = text;
+        }
+        cause = reason.source();
+    }
 }
 
 /// Writes a result to standard output, as it is.

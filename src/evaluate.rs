@@ -19,8 +19,8 @@ pub fn load(args: &cli::ConfigArgs, path: &std::path::Path) -> Result<(Config, M
     let config = Config::load(&args.config, &args.set)?;
     let checkpoint = Checkpoint::find(path)?;
     let mut model = Model::new(&Cpu::new(config.threads)?, &config, FirstValues::Loaded)?;
-    let alone = tessera_comm::single(&tessera_comm::Options::default());
-    checkpoint.load(&alone, &mut model, false)?;
+    let ranks = model.ranks();
+    checkpoint.load(ranks.control(), &mut model, false)?;
     Ok((config, model))
 }
 

@@ -1,6 +1,5 @@
 //! The `tessera` program: parses the command line, runs a command, prints what went wrong.
 
-use std::error::Error as _;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -15,18 +14,7 @@ fn main() -> ExitCode {
         Err(_) => ExitCode::FAILURE,
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
-            let mut told = error.to_string();
-            console::tell(format_args!("error: {told}"));
-            let mut cause = error.source();
-            while let Some(reason) = cause {
-                // Many messages hold their cause already; nothing is told twice.
-                let text = reason.to_string();
-                if !told.contains(&text) {
-                    console::tell(format_args!("  because: {text}"));
-                    told = text;
-                }
-                cause = reason.source();
-            }
+            console::tell_error(&error);
             ExitCode::from(error.exit_code())
         }
     }

@@ -208,7 +208,7 @@ impl<D: ModelDevice> Model<D> {
                     _ => tables
                         .with_replicas(split("replicas", index, group)?, parallel.sync_every)?,
                 };
-                (Ranks::new(world, group)?, Tables::Shared(Box::new(tables)))
+                (Ranks::new(world, index == 0)?, Tables::Shared(Box::new(tables)))
             }
         };
         let towers = Dlrm::new(device, spec, config.dense_optimizer, config.seed)?;

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tessera_comm::{Communicator, Options, Wire, single};
 
 use crate::{Error, Result};
@@ -13,8 +15,8 @@ use crate::{Error, Result};
 pub struct Ranks {
     control: Communicator,
     dense: Communicator,
-    /// Number of this rank's group of two-dimensional parallelism.
-    group: usize,
+    /// Whether this is the first rank of its group of two-dimensional parallelism.
+    leads_group: bool,
 }
 
 impl Ranks {
@@ -24,16 +26,16 @@ impl Ranks {
     pub fn alone() -> Result<Self> {
         let control = single(&Options::default());
         let dense = control.duplicate("dense")?;
-        Ok(Self { control, dense, group: 0 })
+        Ok(Self { control, dense, leads_group: true })
     }
 
-    /// This rank of `world`, which is in group `group` of two-dimensional parallelism. All ranks
-    /// call it.
+    /// This rank of `world`, the first of its group of two-dimensional parallelism or not. All
+    /// ranks call it.
     ///
     /// Errors: those of any collective.
-    pub fn new(world: Communicator, group: usize) -> Result<Self> {
+    pub fn new(world: Communicator, leads_group: bool) -> Result<Self> {
         let dense = world.duplicate("dense")?;
-        Ok(Self { control: world, dense, group })
+        Ok(Self { control: world, dense, leads_group })
     }
 
     /// This rank's number.
@@ -100,16 +102,7 @@ impl Ranks {
         if self.is_alone() {
             return result;
         }
-        let text = result.as_ref().err().map_or(String::new(), ToString::to_string);
-        let all = self.control.all_gather(text.into_bytes()).wait();
-        let value = result?;
-        for (rank, text) in all?.iter().enumerate() {
-            if !text.is_empty() {
-                let reason = String::from_utf8_lossy(text).into_owned();
-                return Err(Error::OtherRank { rank, reason });
-            }
-        }
-        Ok(value)
+        agree(&self.control, result)
     }
 
     /// Whether `flag` is set on any rank.
@@ -137,15 +130,8 @@ impl Ranks {
     ///
     /// Errors: those of any collective.
     pub fn sum_over_groups(&self, value: f64) -> Result<f64> {
-        if self.is_alone() {
-            return Ok(value);
-        }
-        let all = self.control.all_gather(vec![(self.group as f64), value]).wait()?;
-        let mut groups: Vec<[f64; 2]> =
-            all.data().chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect();
-        groups.sort_by(|a, b| a[0].total_cmp(&b[0]));
-        groups.dedup_by_key(|pair| pair[0]);
-        Ok(groups.iter().map(|pair| pair[1]).sum())
+        let [sum] = self.sum([if self.leads_group { value } else { 0.0 }])?;
+        Ok(sum)
     }
 
     /// Every rank's values, in rank order.
@@ -156,5 +142,84 @@ impl Ranks {
             return Ok(values);
         }
         Ok(self.control.all_gather(values).wait()?.into_data())
+    }
+}
+
+/// `result`, unless another rank's is an error. A collective.
+///
+/// Errors: this rank's own, else [`Error::OtherRank`] of the first rank that has one.
+pub fn agree<T>(ranks: &Communicator, result: Result<T>) -> Result<T> {
+    let mut value = None;
+    agreed(ranks, result.map(|own| value = Some(own)))?;
+    Ok(value.expect("no rank has an error"))
+}
+
+/// Gives all ranks' values, in rank order. A collective.
+///
+/// Errors: if any rank has one, this rank's own, else [`Error::OtherRank`] with the first such
+/// rank's; [`Error::Comm`].
+pub fn agreed<T>(ranks: &Communicator, outcome: Result<T>) -> Result<Vec<T>>
+where
+    T: Serialize + DeserializeOwned,
+{
+    let told = outcome.as_ref().map_err(ToString::to_string);
+    let told = serde_json::to_vec(&told).expect("outcomes have string keys only");
+    let gathered = ranks.all_gather(told).wait();
+    outcome?;
+    let gathered = gathered?;
+    let mut values = Vec::with_capacity(ranks.size());
+    for (&rank, text) in ranks.world_ranks().iter().zip(gathered.iter()) {
+        let value = serde_json::from_slice::<Result<T, String>>(text)
+            .unwrap_or_else(|error| Err(format!("it is another version of this program: {error}")));
+        values.push(value.map_err(|reason| Error::OtherRank { rank, reason })?);
+    }
+    Ok(values)
+}
+
+/// Lets the first rank do `work`, such as changing a pointer file, and tells all how it went. A
+/// collective.
+///
+/// Errors: what `work` says, on all ranks, as [`agreed`].
+pub fn on_first(ranks: &Communicator, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let outcome = if ranks.rank() == 0 { work() } else { Ok(()) };
+    agreed(ranks, outcome).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tessera_comm::threads;
+
+    use super::*;
+
+    fn refusal(what: &str) -> Error {
+        Error::Write { path: what.into(), source: io::Error::other("no") }
+    }
+
+    #[test]
+    fn all_ranks_get_all_values_or_an_error() {
+        for size in 1..=4 {
+            let all = threads::run(size, &Options::default(), |ranks| {
+                let rank = ranks.rank();
+                let values = agreed(&ranks, Ok(rank * 10)).unwrap();
+                let text = |outcome: Result<Vec<usize>>| outcome.unwrap_err().to_string();
+                let all = text(agreed(&ranks, Err(refusal(&format!("disk{rank}")))));
+                let last = if rank + 1 == size { Err(refusal("disk")) } else { Ok(1) };
+                let last = text(agreed(&ranks, last));
+                let first = on_first(&ranks, || Err(refusal("disk"))).unwrap_err().to_string();
+                (values, all, last, first)
+            });
+            let expected: Vec<usize> = (0..size).map(|rank| rank * 10).collect();
+            for (rank, (values, all, last, first)) in all.unwrap().into_iter().enumerate() {
+                assert_eq!(values, expected);
+                assert_eq!(all, format!("cannot write disk{rank}: no"));
+                let of = |other: usize| match other == rank {
+                    true => "cannot write disk: no".to_owned(),
+                    false => format!("rank {other}: cannot write disk: no"),
+                };
+                assert_eq!([last, first], [of(size - 1), of(0)]);
+            }
+        }
     }
 }

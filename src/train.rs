@@ -19,7 +19,9 @@ use crate::metrics::Metrics;
 use crate::model::{Clock, FirstValues, Model, ModelDevice};
 use crate::plan;
 use crate::progress::{Progress, Standing};
-use crate::ranks::Ranks;
+#[cfg(feature = "mpi")]
+use crate::ranks::agree;
+use crate::ranks::{Ranks, agreed};
 use crate::run_dir::{RunDir, Summary};
 use crate::serve::{Health, MetricsServer};
 use crate::signals::{Signal, Signals};
@@ -158,10 +160,10 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
                 world.size()
             )));
         }
-        let start = agreed(&world, Start::choose(args))?;
+        let start = agree(&world, Start::choose(args))?;
         // The first rank chooses the folder: others might see it made already.
         let chosen = if world.rank() == 0 { Out::choose(args, &start).map(Some) } else { Ok(None) };
-        let chosen = agreed(&world, chosen)?;
+        let chosen = agree(&world, chosen)?;
         let text = chosen.map_or(Vec::new(), Out::into_bytes);
         let out = Out::from_bytes(world.broadcast(text, 0).wait()?);
         let plan = plan::for_training(config)?;
@@ -172,7 +174,7 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
     match outcome {
         Ok(ended) => job.finalize().map(|()| ended).map_err(Error::from),
         Err(error) => {
-            eprintln!("error: {error}");
+            console::tell_error(&error);
             job.abort(i32::from(error.exit_code()))
         }
     }
@@ -181,16 +183,6 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
 #[cfg(not(feature = "mpi"))]
 fn on_mpi(_: &cli::Train, _: &Config) -> Result<Ended> {
     unreachable!("the configuration refuses MPI in a program without it")
-}
-
-/// This rank's value, if no rank has an error.
-#[cfg(feature = "mpi")]
-fn agreed<T>(world: &Communicator, result: Result<T>) -> Result<T> {
-    let told = result.as_ref().map(|_| ()).map_err(|error| Error::Usage(error.to_string()));
-    let all = checkpoint::agreed(world, told);
-    let value = result?;
-    all?;
-    Ok(value)
 }
 
 /// Where a run begins.
@@ -482,9 +474,8 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 break Ended::Done;
             }
             let mut clock = Clock::start();
-            let next = self.ranks.agree(self.batches.next_event())?;
+            let next = self.next_event()?;
             clock.lap("read");
-            self.same_event(&next)?;
             match next {
                 Next::End => break Ended::Done,
                 // The signal is found where the loop begins.
@@ -615,28 +606,36 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             .find(|signal| u64::from(signal.exit_code()) == largest))
     }
 
-    /// All ranks read the same stream: that one has another number of batches means that their
-    /// data differ.
-    fn same_event(&self, next: &Next) -> Result<()> {
+    /// The next event of the stream that all ranks read: that one has another number of batches
+    /// means that their data differ.
+    fn next_event(&mut self) -> Result<Next> {
+        let next = self.batches.next_event();
         if self.ranks.is_alone() {
-            return Ok(());
+            return next;
         }
-        let here: [u64; 2] = match next {
-            // A signal is agreed on where the loop begins.
-            Next::Stopped => [0, 0],
-            Next::End => [1, 0],
-            Next::Event(Event::EpochEnd { .. }) => [2, 0],
-            Next::Event(Event::Batch { batch, .. }) => [3, batch.samples() as u64],
-        };
-        let all = self.ranks.gather(here.to_vec())?;
-        let differing = all.chunks_exact(2).position(|there| there[0] != 0 && there != &here[..]);
-        match differing {
-            Some(rank) if here[0] != 0 => Err(Error::UnevenData {
+        let mut event = None;
+        // What of the event all ranks must have; nothing when a signal came, which is agreed on
+        // where the loop begins.
+        let mut here: Option<(u64, u64)> = None;
+        let told = next.map(|next| {
+            here = match &next {
+                Next::Stopped => None,
+                Next::End => Some((0, 0)),
+                Next::Event(Event::EpochEnd { .. }) => Some((1, 0)),
+                Next::Event(Event::Batch { batch, .. }) => Some((2, batch.samples() as u64)),
+            };
+            event = Some(next);
+            here
+        });
+        let all = agreed(self.ranks.control(), told)?;
+        let differs = |there: &Option<(u64, u64)>| there.is_some() && *there != here;
+        match all.iter().position(differs) {
+            Some(other) if here.is_some() => Err(Error::UnevenData {
                 rank: self.ranks.rank(),
                 step: self.trainer.moment().step,
-                other: rank,
+                other,
             }),
-            _ => Ok(()),
+            _ => Ok(event.expect("no rank has an error")),
         }
     }
 }

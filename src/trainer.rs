@@ -6,19 +6,18 @@
 //! refuses further work and no checkpoint is written.
 
 use std::path::Path;
-use std::rc::Rc;
 use std::time::Instant;
 
 use tessera_data::{Batch, Event, Position};
 use tessera_dense::Schedule;
 
-use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment, on_first};
+use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
 use crate::cli::Split;
 use crate::config::{Config, EarlyStop, OnNonfinite};
 use crate::evaluation::{Evaluation, Evaluator};
 use crate::metrics::Metrics;
 use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
-use crate::ranks::Ranks;
+use crate::ranks::on_first;
 use crate::run_dir::{RunDir, StepLine};
 use crate::signals::Signals;
 use crate::source::{self, Batches, Next};
@@ -115,11 +114,6 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     /// The metrics that it reports to.
     pub fn metrics(&self) -> &Metrics {
         self.metrics
-    }
-
-    /// This rank among the others.
-    pub fn ranks(&self) -> Rc<Ranks> {
-        self.model.ranks()
     }
 
     /// Where the run stands.

@@ -5,17 +5,9 @@ mod common;
 
 use std::path::Path;
 
-use common::{Project, files, shared::shared, tensors};
+use common::golden::{RUNS, agrees, expected, project};
+use common::{Project, files, shared::shared};
 use serde_json::Value;
-
-const RUNS: [&str; 3] = ["dlrm_dcn_adagrad", "dlrm_dot_rowwise_adagrad", "dlrm_jagged_adam"];
-
-/// A project in whose folder `golden` is the folder of a golden run.
-fn project(golden: &Path) -> Project {
-    let project = Project::new("");
-    std::os::unix::fs::symlink(golden, project.path("golden")).unwrap();
-    project
-}
 
 fn train(project: &Project, out: &str, set: &str) {
     project.ok(&format!(
@@ -39,49 +31,11 @@ fn auc(labels: &[f32], scores: &[f32]) -> f64 {
     won / pairs
 }
 
-#[track_caller]
-fn evaluation_agrees(evaluation: &Value, expected: &Value) {
-    for (metric, want) in expected["eval"].as_object().unwrap() {
-        let (got, want) = (evaluation[metric].as_f64().unwrap(), want.as_f64().unwrap());
-        assert!((got - want).abs() < 1e-4, "{metric}: {got}, the reference has {want}");
-    }
-    assert_eq!(evaluation["samples"], expected["eval_rows"]);
-}
-
 fn run_agrees(golden: &Path) {
     let project = project(golden);
-    let expected: Value =
-        serde_json::from_slice(&std::fs::read(golden.join("expected.json")).unwrap()).unwrap();
     train(&project, "run", "");
-
-    let losses = expected["train_loss"].as_array().unwrap();
-    let steps = project.steps("run");
-    assert_eq!((steps.len(), losses.len()), (60, 60));
-    for (line, want) in steps.iter().zip(losses) {
-        let (got, want) = (line.loss.unwrap(), want.as_f64().unwrap());
-        let relative = (got - want).abs() / want;
-        assert!(relative < 1e-5, "step {}: loss {got}, {want} is right", line.step);
-    }
-    assert!(steps.iter().zip(1..).all(|(line, number)| line.step == number));
-
-    // Each weight and state within 2e-4 of the largest value of its tensor.
-    let ours = tensors(&project.export("run"));
-    let theirs = tensors(&std::fs::read(golden.join("final.safetensors")).unwrap());
-    for (name, want) in &theirs {
-        let got = ours.get(name).unwrap_or_else(|| panic!("the export has no {name}"));
-        assert_eq!(got.shape, want.shape, "{name}");
-        let largest = want.values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        for (i, (a, b)) in got.values.iter().zip(&want.values).enumerate() {
-            let apart = (a - b).abs();
-            assert!(apart <= 2e-4 * largest, "{name}[{i}]: {a}, {b} is right, largest {largest}");
-        }
-    }
-    // The reference file lists every weight and the states of tables; ours adds dense states only.
-    for name in ours.keys().filter(|name| !theirs.contains_key(*name)) {
-        assert!(name.starts_with("dense.") && name.split('.').count() == 5, "{name} is not known");
-    }
-
-    evaluation_agrees(&project.summary("run")["eval"], &expected);
+    agrees(&project, golden, "run");
+    let expected = expected(golden);
     let ran = project.ok("eval golden/config.toml --checkpoint run --json");
     let again: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(again, project.summary("run")["eval"], "eval of the checkpoint, as at the end");

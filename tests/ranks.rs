@@ -4,18 +4,11 @@ mod common;
 
 use std::path::Path;
 
-use common::{Project, shared::shared, tensors};
-use serde_json::Value;
+use common::golden::{RUNS, agrees, project};
+use common::{Project, shared::shared};
 
-const RUNS: [&str; 3] = ["dlrm_dcn_adagrad", "dlrm_dot_rowwise_adagrad", "dlrm_jagged_adam"];
 const SHARDINGS: [&str; 6] =
     ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "data_parallel"];
-
-fn project(golden: &Path) -> Project {
-    let project = Project::new("");
-    std::os::unix::fs::symlink(golden, project.path("golden")).unwrap();
-    project
-}
 
 /// `--set` for the sharding of every table of a golden run.
 fn sharded(golden: &Path, sharding: &str) -> String {
@@ -29,35 +22,6 @@ fn train(project: &Project, out: &str, ranks: usize, set: &str) {
         "train golden/config.toml --init golden/init.safetensors --out {out} \
          --set parallel.ranks={ranks} --set threads={ranks} {set}"
     ));
-}
-
-/// Losses within 1e-5 of the reference, weights and states of tables within 2e-4 of the largest.
-fn agrees(project: &Project, golden: &Path, out: &str) {
-    let expected: Value =
-        serde_json::from_slice(&std::fs::read(golden.join("expected.json")).unwrap()).unwrap();
-    let losses = expected["train_loss"].as_array().unwrap();
-    let steps = project.steps(out);
-    assert_eq!(steps.len(), losses.len(), "{out}");
-    for (line, want) in steps.iter().zip(losses) {
-        let (got, want) = (line.loss.unwrap(), want.as_f64().unwrap());
-        let relative = (got - want).abs() / want;
-        assert!(relative < 1e-5, "{out}, step {}: loss {got}, {want} is right", line.step);
-    }
-    let ours = tensors(&project.export(out));
-    let theirs = tensors(&std::fs::read(golden.join("final.safetensors")).unwrap());
-    for (name, want) in &theirs {
-        let got = ours.get(name).unwrap_or_else(|| panic!("the export has no {name}"));
-        let largest = want.values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        for (i, (a, b)) in got.values.iter().zip(&want.values).enumerate() {
-            let apart = (a - b).abs();
-            assert!(apart <= 2e-4 * largest, "{out}: {name}[{i}]: {a}, {b} is right");
-        }
-    }
-    for (metric, want) in expected["eval"].as_object().unwrap() {
-        let got = project.summary(out)["eval"][metric].as_f64().unwrap();
-        let want = want.as_f64().unwrap();
-        assert!((got - want).abs() < 1e-4, "{out}: {metric}: {got}, the reference has {want}");
-    }
 }
 
 #[test]

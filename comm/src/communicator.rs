@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::channel::{Sender, bounded};
-use tessera_device::key_of_name;
+use tessera_device::{fnv1a, key_of_name};
 
 use crate::collectives;
 use crate::engine::{Engine, Op};
-use crate::group::{Group, Options, hash, members};
+use crate::group::{Group, Options, members};
 use crate::header::{Header, Kind, Reduction, VERSION};
 use crate::reduce::{self, Combine};
 use crate::transport::{Failure, Transport};
@@ -225,7 +225,7 @@ impl Communicator {
     pub fn reduce_scatter<T: Summable>(&self, values: Vec<T>, counts: &[usize]) -> Pending<Vec<T>> {
         let counts = counts.to_vec();
         // All ranks must cut alike: the cut's hash is beside the kind of reduction.
-        let cut = hash(bytemuck::cast_slice(&counts)) as u32;
+        let cut = fnv1a(bytemuck::cast_slice(&counts)) as u32;
         let detail = Reduction::Sum as u32 | cut << 8;
         let op = self.op(Kind::ReduceScatter, T::DTYPE, detail, values.len() as u64);
         self.post(op, move |engine, op| {
@@ -253,7 +253,7 @@ impl Communicator {
     pub fn agree(&self, what: &str, value: &[u8]) -> Pending<()> {
         let op = self.op(Kind::Agree, Dtype::U64, 0, key_of_name(what));
         let what = what.to_owned();
-        let send = vec![value.len() as u64, hash(value)];
+        let send = vec![value.len() as u64, fnv1a(value)];
         self.post(op, move |engine, op| {
             let group = Arc::clone(&engine.group);
             let all = collectives::all_gather(engine, op, send, Receive::new())?;

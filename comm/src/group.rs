@@ -3,6 +3,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tessera_device::fnv1a;
+
 use crate::collectives;
 use crate::engine::{Engine, Op};
 use crate::payload::Pool;
@@ -12,8 +14,7 @@ use crate::{CommError, CommMetrics, Receive, Result};
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long an operation waits for the other ranks, from when it is this rank's turn to carry
-    /// it out. It must be longer than any rank may keep the others waiting in earnest, such as by
-    /// writing a checkpoint.
+    /// it out. It must be longer than any rank may keep the others waiting in earnest.
     pub time_limit: Duration,
     /// Where bytes and times are counted.
     pub metrics: Arc<CommMetrics>,
@@ -94,13 +95,6 @@ pub(crate) fn members(engine: &mut Engine, op: &Op, send: Vec<u64>) -> Result<Op
     let place = members.iter().position(|&rank| rank == group.rank);
     let rank = place.expect("a rank has its own color");
     // A function of (group, place in its program, color), the same on all members.
-    let id = hash(bytemuck::bytes_of(&[group.id, op.header.sequence, own[1]]));
+    let id = fnv1a(bytemuck::bytes_of(&[group.id, op.header.sequence, own[1]]));
     Ok(Some(Split { id, members, rank, differing }))
-}
-
-/// The 64-bit FNV-1a hash of some bytes.
-pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
-    })
 }

@@ -15,7 +15,7 @@ mod simd;
 
 pub use buffer::HostBuffer;
 pub use cpu::{Cpu, CpuEvent, CpuStream};
-pub use philox::{Philox, key_of_name};
+pub use philox::{Philox, fnv1a, key_of_name};
 pub use simd::Simd;
 
 /// Plain data that may cross to a device byte for byte.

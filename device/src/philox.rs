@@ -61,7 +61,13 @@ impl Philox {
 /// The 64-bit FNV-1a hash of a name: stable for ever, for keys of generators.
 #[must_use]
 pub const fn key_of_name(name: &str) -> u64 {
-    let bytes = name.as_bytes();
+    fnv1a(name.as_bytes())
+}
+
+/// The 64-bit FNV-1a hash (Fowler, Noll, Vo) of some bytes: simple enough to be written again in
+/// any language.
+#[must_use]
+pub const fn fnv1a(bytes: &[u8]) -> u64 {
     let mut hash = 0xCBF2_9CE4_8422_2325u64;
     let mut i = 0;
     while i < bytes.len() {
@@ -92,6 +98,19 @@ mod tests {
         let pi =
             Philox::new(0x299F_31D0_A409_3822).block(0x85A3_08D3_243F_6A88, 0x0370_7344_1319_8A2E);
         assert_eq!(pi, [0xD16C_FE09, 0x94FD_CCEB, 0x5001_E420, 0x2412_6EA1]);
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        // Published test vectors: the empty string, "a" and "foobar".
+        for (text, wanted) in [
+            ("", 0xcbf2_9ce4_8422_2325),
+            ("a", 0xaf63_dc4c_8601_ec8c),
+            ("foobar", 0x8594_4171_f739_67e8),
+        ] {
+            assert_eq!(fnv1a(text.as_bytes()), wanted, "{text}");
+            assert_eq!(key_of_name(text), wanted, "{text}");
+        }
     }
 
     #[test]

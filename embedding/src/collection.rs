@@ -141,10 +141,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         stride: usize,
         step: &SparseStep,
     ) -> Result<UpdateStats> {
-        self.check("update", lookup, grad.len(), stride)?;
-        check_step(step)?;
-        let device = &self.resolver.device;
-        device.update(stream, &mut self.stores, &lookup.staged, grad, stride, step, &[])
+        self.update_with(stream, lookup, grad, stride, step, &[])
     }
 
     /// As [`EmbeddingCollection::update`], with the row sums of tables that are cut by columns:

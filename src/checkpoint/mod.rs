@@ -17,7 +17,6 @@ mod write;
 
 use std::path::Path;
 
-pub use agree::{agreed, on_first};
 pub use files::{Disk, Files, OutFile};
 pub use init::init;
 pub use load::{Checkpoint, pointed};
@@ -40,7 +39,7 @@ pub fn step_dir(step: u64) -> String {
     format!("step-{step}")
 }
 
-/// Removes the pointer file `name`, if there is one. For one rank alone ([`on_first`]).
+/// Removes the pointer file `name`, if there is one. For one rank alone ([`crate::ranks::on_first`]).
 ///
 /// Errors: a file that cannot be removed.
 pub fn unpoint(folder: &Path, name: &str) -> Result<()> {
@@ -56,7 +55,7 @@ pub fn unpoint(folder: &Path, name: &str) -> Result<()> {
 /// Removes all but the newest `keep` checkpoints, the best one, and the one of step `now`, after
 /// which nothing is newer: a folder of a later step is a leftover of a run that was resumed
 /// before it. Folders of checkpoints that a crash cut short go too. For one rank alone
-/// ([`on_first`]).
+/// ([`crate::ranks::on_first`]).
 ///
 /// Errors: a folder that cannot be listed or removed.
 pub fn prune(

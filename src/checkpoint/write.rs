@@ -16,11 +16,12 @@ use std::path::Path;
 
 use tessera_comm::Communicator;
 
-use super::agree::{agreed, together};
+use super::agree::together;
 use super::files::Files;
 use super::manifest::{Entry, Manifest, Moment, Shard, VERSION};
 use super::shards::write_shards;
 use super::{Checkpoint, LAST, MANIFEST, cover, step_dir};
+use crate::ranks::agreed;
 use crate::tensors::{ReadTensors, Tensor};
 use crate::{Error, Result};
 
@@ -101,7 +102,7 @@ fn switch(files: &dyn Files, folder: &Path, part: &Path, manifest: Manifest) -> 
 ///
 /// An evaluation changes the moment (what is best so far) and no tensor, so that only the manifest
 /// is written again, and switched atomically: the checkpoint may be the one that `last` names.
-/// For one rank alone ([`super::on_first`]).
+/// For one rank alone ([`crate::ranks::on_first`]).
 ///
 /// Errors: a manifest that cannot be read, or any failed operation; the old one then stands.
 pub fn renew(files: &dyn Files, folder: &Path, moment: &Moment) -> Result<()> {
@@ -117,7 +118,7 @@ pub fn renew(files: &dyn Files, folder: &Path, moment: &Moment) -> Result<()> {
 }
 
 /// Makes the pointer file `name` (such as `last`) hold the name of step `step`'s folder. For one
-/// rank alone ([`super::on_first`]).
+/// rank alone ([`crate::ranks::on_first`]).
 ///
 /// Errors: any failed operation, with its path; the old pointer then stands.
 pub fn point(files: &dyn Files, folder: &Path, name: &str, step: u64) -> Result<()> {

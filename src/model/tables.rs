@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tessera_data::Jagged;
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, HostLookup, Lookup, LookupOps, Result, Routed, Schema,
+    BadIdPolicy, EmbeddingCollection, Held, HostLookup, Lookup, LookupOps, Result, Routed, Schema,
     ShardedCollection, SparseStep, UpdateStats,
 };
 
@@ -213,23 +213,23 @@ impl<D: LookupOps> Tables<D> {
         }
     }
 
-    /// The collection with a table's rectangle that holds `row` and `column`, the table's number
-    /// in it, and the row that is its row 0.
+    /// The collection with the rectangle of `table` that holds `rows` from column `column` on, the
+    /// table's number in it, and the rows counted from its first.
+    ///
+    /// # Panics
+    /// When this rank does not hold them.
     pub(super) fn store(
         &self,
         table: usize,
-        row: u64,
+        rows: &Range<u64>,
         column: usize,
-    ) -> Option<(&EmbeddingCollection<D>, usize, u64)> {
+    ) -> (&EmbeddingCollection<D>, usize, Range<u64>) {
         match self {
-            Self::Alone(tables) => Some((tables, table, 0)),
+            Self::Alone(tables) => (tables, table, rows.clone()),
             Self::Shared(tables) => {
-                let holds = |held: &&tessera_embedding::Held<D>| {
-                    held.table() == table
-                        && held.rows().contains(&row)
-                        && held.columns().contains(&column)
-                };
-                tables.held().iter().find(holds).map(|held| (&held.store, 0, held.rows().start))
+                let held = tables.held().iter().find(|held| holds(held, table, rows, column));
+                let held = held.expect("blocks are of what a rank holds");
+                (&held.store, 0, within(held, rows))
             }
         }
     }
@@ -258,22 +258,31 @@ impl<D: LookupOps> Tables<D> {
     pub(super) fn store_mut(
         &mut self,
         table: usize,
-        row: u64,
+        rows: &Range<u64>,
         column: usize,
-    ) -> Option<(&mut EmbeddingCollection<D>, usize, u64)> {
+    ) -> (&mut EmbeddingCollection<D>, usize, Range<u64>) {
         match self {
-            Self::Alone(tables) => Some((tables, table, 0)),
+            Self::Alone(tables) => (tables, table, rows.clone()),
             Self::Shared(tables) => {
-                let held = tables.held_mut().iter_mut().find(|held| {
-                    held.table() == table
-                        && held.rows().contains(&row)
-                        && held.columns().contains(&column)
-                })?;
-                let first = held.rows().start;
-                Some((&mut held.store, 0, first))
+                let mut all = tables.held_mut().iter_mut();
+                let held = all.find(|held| holds(held, table, rows, column));
+                let held = held.expect("blocks are of what a rank holds");
+                let rows = within(held, rows);
+                (&mut held.store, 0, rows)
             }
         }
     }
+}
+
+/// Whether a rectangle is of `table` and has the first of `rows` and the column.
+fn holds<D: LookupOps>(held: &Held<D>, table: usize, rows: &Range<u64>, column: usize) -> bool {
+    held.table() == table && held.rows().contains(&rows.start) && held.columns().contains(&column)
+}
+
+/// Rows of the table as rows of a rectangle.
+fn within<D: LookupOps>(held: &Held<D>, rows: &Range<u64>) -> Range<u64> {
+    let first = held.rows().start;
+    rows.start - first..rows.end - first
 }
 
 impl<D: LookupOps> Found<D> {

@@ -78,19 +78,13 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
             Home::Weights { table } => {
                 let element = element_bytes(tensor.dtype);
                 out.resize(block.rows.len() * block.columns.len() * element, 0);
-                let found = self.tables.store(table, span.start, block.columns.start);
-                if let Some((store, table, first)) = found {
-                    let span = span.start - first..span.end - first;
-                    store.read_weight_bits(&self.stream, table, span, out)?;
-                }
+                let (store, table, span) = self.tables.store(table, &span, block.columns.start);
+                store.read_weight_bits(&self.stream, table, span, out)?;
             }
             Home::State { table, name, .. } => {
                 let mut values = vec![0.0f32; block.rows.len() * block.columns.len()];
-                let found = self.tables.store(table, span.start, block.columns.start);
-                if let Some((store, table, first)) = found {
-                    let span = span.start - first..span.end - first;
-                    store.read_state(&self.stream, table, name, span, &mut values)?;
-                }
+                let (store, table, span) = self.tables.store(table, &span, block.columns.start);
+                store.read_state(&self.stream, table, name, span, &mut values)?;
                 out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             Home::Dense => {
@@ -118,21 +112,16 @@ impl<D: ModelDevice> WriteTensors for Model<D> {
         };
         match self.homes[block.tensor] {
             Home::Weights { table } => {
-                let found = self.tables.store_mut(table, span.start, block.columns.start);
-                if let Some((store, table, first)) = found {
-                    let span = span.start - first..span.end - first;
-                    store.write_weight_bits(&self.stream, table, span, bytes)?;
-                }
+                let column = block.columns.start;
+                let (store, table, span) = self.tables.store_mut(table, &span, column);
+                store.write_weight_bits(&self.stream, table, span, bytes)?;
             }
             Home::State { table, name, .. } => {
                 let values = floats();
                 // A number a row stands in every block of columns.
                 for column in self.tables.state_columns(table, name, &block.columns) {
-                    let found = self.tables.store_mut(table, span.start, column);
-                    if let Some((store, table, first)) = found {
-                        let span = span.start - first..span.end - first;
-                        store.write_state(&self.stream, table, name, span, &values)?;
-                    }
+                    let (store, table, span) = self.tables.store_mut(table, &span, column);
+                    store.write_state(&self.stream, table, name, span, &values)?;
                 }
             }
             Home::Dense => {

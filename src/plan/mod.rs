@@ -11,7 +11,7 @@ use tessera_embedding::plan::{
 };
 
 use crate::cli::{GroupPlacement, Plan, Replicas};
-use crate::config::{Config, PlanSource, load_topology};
+use crate::config::{Config, PipelineMode, PlanSource, load_topology};
 use crate::{Error, Result, console};
 
 /// Steps of search for each point of a curve: its costs matter more than its last percent.
@@ -98,8 +98,7 @@ pub fn for_training(config: &Config) -> Result<SavedPlan> {
     let parallel = &config.parallel;
     let PlanSource::File(path) = &parallel.plan else {
         let grid = Grid2d::new(parallel.ranks, parallel.replicas as usize, parallel.placement)?;
-        let batch = config.data.batch_size as f64 / parallel.ranks as f64;
-        let workload = Workload { route: parallel.route, ..Workload::new(batch) };
+        let workload = workload_of(config, parallel.ranks, false);
         let topology = load_topology("cpu")?;
         let tables = tables::of_config(config);
         return Ok(plan(&tables, grid, &topology, &workload, Budget::default())?.plan);
@@ -122,6 +121,21 @@ pub fn for_training(config: &Config) -> Result<SavedPlan> {
     Ok(saved)
 }
 
+/// What a configuration asks of `ranks` ranks; `exact` sends unique rows only.
+fn workload_of(config: &Config, ranks: usize, exact: bool) -> Workload {
+    let dual_buffers = config.pipeline.mode != PipelineMode::Serial;
+    let route = if exact { Some(Route::Unique) } else { config.parallel.route };
+    workload(config.data.batch_size as u64, ranks, dual_buffers, route)
+}
+
+fn workload(batch_size: u64, ranks: usize, dual_buffers: bool, route: Option<Route>) -> Workload {
+    Workload {
+        row_buffers: if dual_buffers { 2 } else { 0 },
+        route,
+        ..Workload::new(batch_size as f64 / ranks as f64)
+    }
+}
+
 /// What is planned.
 struct Job {
     tables: Vec<TableLoad>,
@@ -136,22 +150,15 @@ struct Job {
 
 impl Job {
     fn new(args: &Plan) -> Result<Self> {
-        let placement = match args.placement {
-            GroupPlacement::Strided => Placement::Strided,
-            GroupPlacement::Contiguous => Placement::Contiguous,
-        };
         let mut notes = Vec::new();
         let config = match &args.config {
             Some(path) => Some(Config::load(path, &args.set)?),
             None => None,
         };
-        let parallel = |key: &str| {
-            let section = config.as_ref()?.resolved.get("parallel")?;
-            section.get(key)?.as_integer().and_then(|value| u64::try_from(value).ok())
-        };
-        let ranks = match (args.ranks, parallel("ranks")) {
+        let parallel = config.as_ref().map(|config| &config.parallel);
+        let ranks = match (args.ranks, parallel) {
             (Some(ranks), _) => ranks,
-            (None, Some(ranks)) => ranks as usize,
+            (None, Some(parallel)) => parallel.ranks,
             (None, None) => return Err(Error::Usage("--tables needs --ranks".into())),
         };
         if ranks == 0 {
@@ -159,33 +166,35 @@ impl Job {
         }
         let default = if config.is_some() { "cpu" } else { "h100" };
         let topology = load_topology(args.topology.as_deref().unwrap_or(default))?;
-        let (tables, batch_size, dual_buffers) = match (&config, &args.tables) {
+        let (tables, workload) = match (&config, &args.tables) {
             (Some(config), _) => {
                 let mut tables = tables::of_config(config);
                 if let Some(batches) = args.sample {
                     notes.push(sample::count(config, batches, &mut tables)?);
                 }
-                let serial = config.pipeline.mode == crate::config::PipelineMode::Serial;
-                (tables, config.data.batch_size as u64, !serial)
+                (tables, workload_of(config, ranks, args.exact))
             }
             (None, Some(path)) => {
                 let (tables, found) = tables::of_file(path, args)?;
                 notes.extend(found);
-                (tables, args.batch_size, true)
+                let route = args.exact.then_some(Route::Unique);
+                (tables, workload(args.batch_size, ranks, true, route))
             }
             (None, None) => unreachable!("the command line requires one of the two"),
-        };
-        let workload = Workload {
-            row_buffers: if dual_buffers { 2 } else { 0 },
-            route: args.exact.then_some(Route::Unique),
-            ..Workload::new(batch_size as f64 / ranks as f64)
         };
         Ok(Self {
             tables,
             ranks,
-            replicas: parallel("replicas").unwrap_or(1) as usize,
-            placement,
-            sync_every: args.sync_every.or(parallel("sync_every")).unwrap_or(1),
+            replicas: parallel.map_or(1, |parallel| parallel.replicas as usize),
+            placement: match (args.placement, parallel) {
+                (Some(GroupPlacement::Strided), _) | (None, None) => Placement::Strided,
+                (Some(GroupPlacement::Contiguous), _) => Placement::Contiguous,
+                (None, Some(parallel)) => parallel.placement,
+            },
+            sync_every: args
+                .sync_every
+                .or(parallel.map(|parallel| parallel.sync_every.get()))
+                .unwrap_or(1),
             topology,
             workload,
             notes,

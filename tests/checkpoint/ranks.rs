@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tempfile::tempdir;
 use tessera::checkpoint::{self, Checkpoint, Disk, LAST};
+use tessera::ranks::on_first;
 use tessera::tensors::Block;
 use tessera_comm::{Communicator, Options, threads};
 
@@ -185,7 +186,7 @@ fn what_the_first_rank_changes_alone_is_known_to_all() {
     for allowed in 0..3 {
         let ends = on_ranks(NOTHING, |ranks, _| {
             let files = Failing::after(allowed);
-            checkpoint::on_first(ranks, || checkpoint::point(&files, &folder, LAST, 1))
+            on_first(ranks, || checkpoint::point(&files, &folder, LAST, 1))
         });
         assert!(said_of(0, ends).starts_with("cannot write "));
         assert_eq!(loaded(run), (2, 2));
@@ -193,7 +194,7 @@ fn what_the_first_rank_changes_alone_is_known_to_all() {
     let mut changed = moment(2);
     changed.evaluations_without_improvement = 5;
     let ends = on_ranks(NOTHING, |ranks, _| {
-        checkpoint::on_first(ranks, || {
+        on_first(ranks, || {
             checkpoint::renew(&Disk, &folder, &changed)?;
             checkpoint::prune(&Disk, &folder, 2, 1, None)
         })

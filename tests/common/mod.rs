@@ -4,6 +4,7 @@
 #![allow(dead_code)] // each test program uses its own part of this
 
 pub mod files;
+pub mod golden;
 pub mod model;
 pub mod shared;
 

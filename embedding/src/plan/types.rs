@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use tessera_device::fnv1a;
 
 use crate::{EmbeddingError, Result};
 
@@ -328,72 +329,36 @@ impl Plan {
     /// as 8 little-endian bytes, each name as its length and its bytes.
     #[must_use]
     pub fn hash(&self) -> u64 {
-        let mut hash = Fnv::default();
+        let mut fields = Vec::new();
+        let numbers = |fields: &mut Vec<u8>, numbers: &[u64]| {
+            fields.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        };
+        let text = |fields: &mut Vec<u8>, text: &str| {
+            numbers(fields, &[text.len() as u64]);
+            fields.extend(text.as_bytes());
+        };
         for number in [self.ranks, self.ranks_per_node, self.replicas, self.tables.len()] {
-            hash.number(number as u64);
+            numbers(&mut fields, &[number as u64]);
         }
         for table in &self.tables {
-            hash.text(&table.table);
-            hash.number(table.rows);
-            hash.number(table.dim as u64);
-            hash.text(table.sharding.name());
-            hash.text(table.route.name());
-            hash.number(table.shards.len() as u64);
-            for shard in &table.shards {
-                hash.number(shard.rank as u64);
-                hash.number(shard.rows.start);
-                hash.number(shard.rows.end);
-                hash.number(shard.columns.start as u64);
-                hash.number(shard.columns.end as u64);
+            text(&mut fields, &table.table);
+            numbers(&mut fields, &[table.rows, table.dim as u64]);
+            text(&mut fields, table.sharding.name());
+            text(&mut fields, table.route.name());
+            numbers(&mut fields, &[table.shards.len() as u64]);
+            for Shard { rank, rows, columns } in &table.shards {
+                let columns = [columns.start as u64, columns.end as u64];
+                numbers(&mut fields, &[*rank as u64, rows.start, rows.end]);
+                numbers(&mut fields, &columns);
             }
         }
-        hash.0
-    }
-}
-
-/// 64-bit FNV-1a (Fowler, Noll, Vo): simple enough to be written again in any language.
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    fn bytes(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-
-    fn number(&mut self, number: u64) {
-        self.bytes(&number.to_le_bytes());
-    }
-
-    fn text(&mut self, text: &str) {
-        self.number(text.len() as u64);
-        self.bytes(text.as_bytes());
+        fnv1a(&fields)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_hash_is_fnv_1a() {
-        // Published test vectors: the empty string, "a" and "foobar".
-        for (text, wanted) in [
-            ("", 0xcbf2_9ce4_8422_2325),
-            ("a", 0xaf63_dc4c_8601_ec8c),
-            ("foobar", 0x8594_4171_f739_67e8),
-        ] {
-            let mut hash = Fnv::default();
-            hash.bytes(text.as_bytes());
-            assert_eq!(hash.0, wanted, "{text}");
-        }
-    }
 
     #[test]
     fn names_are_read_back() {

@@ -361,8 +361,7 @@ impl<D: LookupOps> ShardedCollection<D> {
             for (rank, message) in messages.iter_mut().enumerate() {
                 gathered.take(message, rank)?;
             }
-            let counts = std::mem::take(&mut gathered.counts);
-            gathered.counts.clone_from(&counts);
+            let counts = gathered.counts.clone();
             let bags = gathered.into_jagged()?;
             // Ids were checked by who asked; a broken message would be seen here.
             let lookup = held.store.resolve(stream, vec![bags], BadIdPolicy::Error)?;
