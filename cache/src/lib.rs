@@ -13,6 +13,8 @@
 //! Kernels address rows by slot and never by row, so that a store whose rows move between tiers
 //! can stand where [`Resident`] stands: there a slot *is* the row.
 
+#[allow(dead_code, reason = "the tiers and dynamic tables that use it are on their way")]
+mod index;
 mod resident;
 
 pub use resident::Resident;
@@ -95,6 +97,17 @@ pub enum CacheError {
         given: usize,
         /// Bytes of the range.
         needed: usize,
+    },
+    /// An index for too many ids.
+    #[error(
+        "index: a capacity of {capacity} ids exceeds the {max} of one index; \
+         use fewer rows or spread them over more shards"
+    )]
+    IndexTooLarge {
+        /// Ids asked for.
+        capacity: u64,
+        /// The most that fit.
+        max: u64,
     },
     /// The device refused.
     #[error(transparent)]
