@@ -13,10 +13,12 @@
 //! Kernels address rows by slot and never by row, so that a store whose rows move between tiers
 //! can stand where [`Resident`] stands: there a slot *is* the row.
 
+mod cold;
 #[allow(dead_code, reason = "the tiers and dynamic tables that use it are on their way")]
 mod index;
 mod resident;
 
+pub use cold::{ColdRows, ColdStats, Planes, PlanesMut};
 pub use resident::Resident;
 
 /// Width of a row's two planes in bytes. Rows lie one after another without padding.
