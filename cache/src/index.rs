@@ -63,7 +63,7 @@ pub(crate) struct Index {
     homes: u64,
     capacity: u64,
     len: u64,
-    /// The slot of [`ODD_ONE`], whose key is that of an empty lane.
+    /// The complement of the slot of [`ODD_ONE`], whose key is that of an empty lane.
     odd_one: u32,
 }
 
@@ -84,7 +84,7 @@ impl Index {
         let homes = homes_for(capacity);
         // At most 2^30 + 16 lines: fits where the buffer does.
         let lines = HostBuffer::zeroed(homes as usize + TAIL_LINES)?;
-        Ok(Self { lines, homes, capacity, len: 0, odd_one: Self::NONE })
+        Ok(Self { lines, homes, capacity, len: 0, odd_one: 0 })
     }
 
     /// Bytes of an index for `capacity` ids, unless crafted ids make it grow.
@@ -114,10 +114,10 @@ impl Index {
     pub(crate) fn find(&self, ids: &[u64], slots: &mut [u32]) {
         assert_eq!(ids.len(), slots.len(), "index: a slot for each id");
         find(&self.lines, self.homes, ids, slots);
-        if self.odd_one != Self::NONE {
+        if self.odd_one != 0 {
             for (&id, slot) in ids.iter().zip(slots) {
                 if id == ODD_ONE {
-                    *slot = self.odd_one;
+                    *slot = !self.odd_one;
                 }
             }
         }
@@ -138,28 +138,42 @@ impl Index {
     /// # Panics
     /// When `slot` is [`Index::NONE`], or a new id comes to an index that is full.
     pub(crate) fn insert(&mut self, id: u64, slot: u32) -> Result<Option<u32>> {
+        let (stored, new) = self.stored(id, slot)?;
+        let old = !std::mem::replace(stored, !slot);
+        Ok(Some(old).filter(|_| !new))
+    }
+
+    /// The slot of `id`, which becomes `slot` if it has none.
+    ///
+    /// Errors and panics: as [`Index::insert`].
+    pub(crate) fn get_or_insert(&mut self, id: u64, slot: u32) -> Result<u32> {
+        Ok(!*self.stored(id, slot)?.0)
+    }
+
+    /// Where the complement of the slot of `id` lies, and whether it is new: `slot` then.
+    fn stored(&mut self, id: u64, slot: u32) -> Result<(&mut u32, bool)> {
         assert_ne!(slot, Self::NONE, "index: no slot has this number");
         let key = key_of(id);
-        if key == 0 {
-            let old = std::mem::replace(&mut self.odd_one, slot);
-            return Ok(self.replaced(old));
-        }
         let (at, lane) = place(&self.lines, self.homes, key);
-        let line = &mut self.lines[at];
-        if line.keys[lane] == key {
-            return Ok(Some(!std::mem::replace(&mut line.slots[lane], !slot)));
+        let known = if key == 0 { self.odd_one != 0 } else { self.lines[at].keys[lane] == key };
+        if !known {
+            assert!(self.len < self.capacity, "index: more than its {} ids", self.capacity);
+            if key == 0 {
+                self.odd_one = !slot;
+            } else {
+                let mut end = at;
+                while self.lines[end].keys[LANES - 1] != 0 {
+                    end += 1;
+                }
+                if end + 1 == self.lines.len() {
+                    self.grow()?;
+                }
+                push(&mut self.lines[at..=end], lane, key, !slot);
+            }
+            self.len += 1;
         }
-        assert!(self.len < self.capacity, "index: more than its {} ids", self.capacity);
-        let mut end = at;
-        while self.lines[end].keys[LANES - 1] != 0 {
-            end += 1;
-        }
-        if end + 1 == self.lines.len() {
-            self.grow()?;
-        }
-        push(&mut self.lines[at..=end], lane, key, !slot);
-        self.len += 1;
-        Ok(None)
+        let stored = if key == 0 { &mut self.odd_one } else { &mut self.lines[at].slots[lane] };
+        Ok((stored, !known))
     }
 
     /// Gives each of `ids` its slot: [`Index::insert`] for all of them, with prefetching.
@@ -180,7 +194,7 @@ impl Index {
     pub(crate) fn remove(&mut self, id: u64) -> Option<u32> {
         let key = key_of(id);
         let slot = if key == 0 {
-            std::mem::replace(&mut self.odd_one, Self::NONE)
+            !std::mem::take(&mut self.odd_one)
         } else {
             let (at, lane) = place(&self.lines, self.homes, key);
             if self.lines[at].keys[lane] != key {
@@ -206,22 +220,12 @@ impl Index {
 
     /// All (id, slot), in an order that depends on the set of ids alone.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let odd_one = Some((ODD_ONE, self.odd_one)).filter(|&(_, slot)| slot != Self::NONE);
+        let odd_one = Some((ODD_ONE, !self.odd_one)).filter(|&(_, slot)| slot != Self::NONE);
         let lines = self.lines.iter().flat_map(|line| {
             let taken = line.keys.into_iter().zip(line.slots).take_while(|&(key, _)| key != 0);
             taken.map(|(key, slot)| (id_of(key), !slot))
         });
         odd_one.into_iter().chain(lines)
-    }
-
-    /// Counts a slot given to the odd one, which had `old` before.
-    fn replaced(&mut self, old: u32) -> Option<u32> {
-        if old != Self::NONE {
-            return Some(old);
-        }
-        assert!(self.len < self.capacity, "index: more than its {} ids", self.capacity);
-        self.len += 1;
-        None
     }
 
     /// Doubles the tail.
@@ -344,17 +348,17 @@ fn close(line: &mut Line, lane: usize) {
     (line.keys[LANES - 1], line.slots[LANES - 1]) = (0, 0);
 }
 
-/// Asks for a line that will be read soon.
+/// Asks for an element's cache line, which will be read soon.
 #[inline(always)]
-fn prefetch(lines: &[Line], at: usize) {
+pub(crate) fn prefetch<T>(elements: &[T], at: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing and faults on no address; SSE is part of x86-64.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(lines.as_ptr().wrapping_add(at).cast());
+        _mm_prefetch::<_MM_HINT_T0>(elements.as_ptr().wrapping_add(at).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (lines, at);
+    let _ = (elements, at);
 }
 
 #[cfg(test)]

@@ -14,11 +14,16 @@
 //! can stand where [`Resident`] stands: there a slot *is* the row.
 
 mod cold;
-#[allow(dead_code, reason = "the tiers and dynamic tables that use it are on their way")]
+mod dynamic;
+#[allow(dead_code, reason = "the tiers that use the rest of it are on their way")]
 mod index;
 mod resident;
 
 pub use cold::{ColdRows, ColdStats, Planes, PlanesMut};
+pub use dynamic::{
+    Admission, Dealt, Eviction, IdMap, IdMapOptions, IdMapState, IdMapStats, IdRow, Move, Resolved,
+    SketchShape, SketchState, owner_of,
+};
 pub use resident::Resident;
 
 /// Width of a row's two planes in bytes. Rows lie one after another without padding.
@@ -110,6 +115,55 @@ pub enum CacheError {
         capacity: u64,
         /// The most that fit.
         max: u64,
+    },
+    /// An option of a dynamic table that cannot be.
+    #[error("dynamic table: {option} is {value}: {rule}")]
+    IdMapOption {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A training step before the last one.
+    #[error(
+        "dynamic table: step {step} comes after step {last}; give batches in the order of their \
+         steps, and evaluate without training"
+    )]
+    IdMapStep {
+        /// The step given.
+        step: u64,
+        /// The last one.
+        last: u64,
+    },
+    /// An earlier batch ended half way.
+    #[error(
+        "dynamic table: refuses to train on: a batch of step {step} failed half way; \
+         load a checkpoint"
+    )]
+    IdMapFailed {
+        /// The step of the batch.
+        step: u64,
+    },
+    /// Arrays that are not those of a dynamic table.
+    #[error("dynamic table: cannot take over its ids: {reason}")]
+    IdMapState {
+        /// What is wrong with them, with the numbers and what to do.
+        reason: String,
+    },
+    /// More ids for a rank than it has rows, and no policy that says which go.
+    #[error(
+        "dynamic table: {ids} ids belong to rank {rank}, which has {capacity} rows; raise the \
+         capacity, use more ranks, or evict by lru or lfu"
+    )]
+    IdMapShare {
+        /// The rank.
+        rank: u64,
+        /// Its ids.
+        ids: u64,
+        /// Its rows.
+        capacity: u64,
     },
     /// The device refused.
     #[error(transparent)]

@@ -3,6 +3,7 @@ use std::collections::{HashMap, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
+use crate::owner_of;
 
 /// What must hold of the lines, whatever was done to them.
 fn check(index: &Index, model: &HashMap<u64, u32>) {
@@ -155,7 +156,8 @@ fn patterns_of_ids_are_spread() {
         let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         x ^ (x >> 31)
     };
-    let patterns: [(&str, &dyn Fn(u64) -> u64); 8] = [
+    let owned: Vec<u64> = (0..).filter(|&id| owner_of(id, 8) == 7).take(100_000).collect();
+    let patterns: [(&str, &dyn Fn(u64) -> u64); 9] = [
         ("dense", &|i| i),
         ("strided", &|i| i * 4096),
         ("high bits", &|i| i << 44),
@@ -164,6 +166,7 @@ fn patterns_of_ids_are_spread() {
         ("prefixed", &|i| ((i % 7) << 56) | (i / 7)),
         ("golden", &|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
         ("splitmix", &splitmix),
+        ("one owner's", &|i| owned[i as usize]),
     ];
     for (name, pattern) in patterns {
         let mut index = Index::new(capacity).unwrap();

@@ -1,0 +1,431 @@
+//! Dynamic tables against a straightforward model: a hash map, and all rows in the order in which
+//! they would go.
+
+use std::collections::{BTreeSet, HashMap};
+
+use proptest::prelude::*;
+use tessera_cache::{
+    Admission, Eviction, IdMap, IdMapOptions, IdMapStats, IdRow, Resolved, SketchShape,
+};
+use tessera_device::Philox;
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    row: u64,
+    seen: u64,
+    occurrences: u64,
+}
+
+struct Model {
+    options: IdMapOptions,
+    known: HashMap<u64, Known>,
+    order: BTreeSet<(u64, u64)>, // (score, id)
+    free: BTreeSet<u64>,
+    sighted: HashMap<u64, u8>,
+    sightings: u64,
+    step: u64,
+}
+
+impl Model {
+    fn new(options: IdMapOptions) -> Self {
+        Self {
+            options,
+            known: HashMap::new(),
+            order: BTreeSet::new(),
+            free: (0..options.capacity).collect(),
+            sighted: HashMap::new(),
+            sightings: 0,
+            step: 0,
+        }
+    }
+
+    fn score(&self, known: &Known) -> u64 {
+        match self.options.eviction {
+            Eviction::Lfu { .. } => known.occurrences,
+            _ => known.seen,
+        }
+    }
+
+    fn put(&mut self, id: u64, known: Known) {
+        if let Some(old) = self.known.insert(id, known) {
+            self.order.remove(&(self.score(&old), id));
+        }
+        self.order.insert((self.score(&known), id));
+    }
+
+    fn evict(&mut self, score: u64, id: u64) -> IdRow {
+        self.order.remove(&(score, id));
+        let row = self.known.remove(&id).unwrap().row;
+        self.free.insert(row);
+        IdRow { id, row }
+    }
+
+    fn begin(&mut self, step: u64) {
+        if let Eviction::Lfu { halve_every_steps: period @ 1.. } = self.options.eviction {
+            for _ in self.step / period..step / period {
+                for (id, mut known) in self.known.clone() {
+                    known.occurrences = known.occurrences.div_ceil(2);
+                    self.put(id, known);
+                }
+            }
+        }
+        self.step = step;
+    }
+
+    fn accepts(&mut self, id: u64) -> bool {
+        match self.options.admission {
+            Admission::Always => true,
+            Admission::Count { n, halve_every_sightings, .. } => {
+                let count = self.sighted.entry(id).or_default();
+                *count = count.saturating_add(1);
+                let accepted = *count >= n;
+                self.sightings += 1;
+                if halve_every_sightings > 0 && self.sightings.is_multiple_of(halve_every_sightings)
+                {
+                    self.sighted.values_mut().for_each(|count| *count /= 2);
+                }
+                accepted
+            }
+            Admission::Probability { p } => {
+                let draws = Philox::for_name(self.options.seed, "dynamic.admission");
+                let [low, high, ..] = draws.block(id, self.step);
+                let draw = u64::from(low) | u64::from(high) << 32;
+                u128::from(draw) < (p * 2f64.powi(64)) as u128
+            }
+        }
+    }
+
+    fn advance(&mut self, step: u64) -> Vec<IdRow> {
+        self.begin(step);
+        let Eviction::Age { steps } = self.options.eviction else { return Vec::new() };
+        let old: Vec<_> =
+            self.order.iter().copied().take_while(|&(seen, _)| step - seen > steps).collect();
+        old.into_iter().map(|(seen, id)| self.evict(seen, id)).collect()
+    }
+
+    fn resolve(&mut self, ids: &[u64], step: u64, training: bool) -> Resolved {
+        let rows = |model: &Self| {
+            ids.iter()
+                .map(|id| model.known.get(id).map_or(IdMap::NONE, |known| known.row))
+                .collect()
+        };
+        let hits = ids.iter().filter(|id| self.known.contains_key(id)).count() as u64;
+        let misses = ids.len() as u64 - hits;
+        let mut stats = IdMapStats { hits, misses, ..IdMapStats::default() };
+        let (mut admitted, mut evicted) = (Vec::new(), Vec::new());
+        if training {
+            self.begin(step);
+            let mut new: Vec<(u64, bool, u64)> = Vec::new();
+            for &id in ids {
+                if let Some(&(mut known)) = self.known.get(&id) {
+                    (known.seen, known.occurrences) = (step, known.occurrences + 1);
+                    self.put(id, known);
+                    continue;
+                }
+                let place = new.iter().position(|&(other, ..)| other == id).unwrap_or_else(|| {
+                    new.push((id, false, 0));
+                    new.len() - 1
+                });
+                new[place].1 = new[place].1 || self.accepts(id);
+                new[place].2 += 1;
+            }
+            let mut wanted = new.iter().filter(|&&(_, accepted, _)| accepted).count();
+            stats.rejected = (new.len() - wanted) as u64;
+            while self.free.len() < wanted
+                && matches!(self.options.eviction, Eviction::Lru | Eviction::Lfu { .. })
+            {
+                let lowest = self.order.iter().copied().find(|(_, id)| self.known[id].seen != step);
+                let Some((score, id)) = lowest else { break };
+                evicted.push(self.evict(score, id));
+            }
+            for (id, accepted, occurrences) in new {
+                if accepted {
+                    wanted -= 1;
+                    match self.free.pop_first() {
+                        Some(row) => {
+                            self.put(id, Known { row, seen: step, occurrences });
+                            admitted.push(IdRow { id, row });
+                        }
+                        None => stats.overflow += 1,
+                    }
+                }
+            }
+            assert_eq!(wanted, 0);
+        }
+        stats.admitted = admitted.len() as u64;
+        stats.evicted = evicted.len() as u64;
+        stats.occupancy = self.known.len() as u64;
+        Resolved { rows: rows(self), admitted, evicted, stats }
+    }
+}
+
+/// All that can be seen of the map is as in the model.
+fn check(map: &IdMap, model: &Model) {
+    assert_eq!(map.len(), model.known.len() as u64);
+    let state = map.export();
+    assert_eq!(state.ids.len(), model.known.len());
+    let ids = state.ids.iter();
+    for (((id, row), seen), score) in
+        ids.zip(&state.rows).zip(&state.seen_steps).zip(&state.occurrences)
+    {
+        let known = model.known[id];
+        assert_eq!((*row, *seen, *score), (known.row, known.seen, known.occurrences), "id {id}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Train(Vec<u64>),
+    Evaluate(Vec<u64>),
+    Advance,
+    Resume,
+}
+
+fn calls() -> impl Strategy<Value = Vec<(u64, Call)>> {
+    let id = prop_oneof![
+        6 => 0u64..40,
+        2 => (0u64..20).prop_map(|x| x * x * x),
+        1 => prop::sample::select(vec![0, u64::MAX, 1 << 63, u64::MAX - 1]),
+    ];
+    let ids = || prop::collection::vec(id.clone(), 0..40);
+    let call = prop_oneof![
+        6 => ids().prop_map(Call::Train),
+        1 => ids().prop_map(Call::Evaluate),
+        1 => Just(Call::Advance),
+        1 => Just(Call::Resume),
+    ];
+    prop::collection::vec((0u64..3, call), 0..30)
+}
+
+fn options() -> impl Strategy<Value = IdMapOptions> {
+    let sketch = SketchShape { width: 1 << 12, depth: 6 };
+    let admission = prop_oneof![
+        2 => Just(Admission::Always),
+        2 => (1u8..5, prop::sample::select(vec![0, 7, 40])).prop_map(move |(n, halve)| {
+            Admission::Count { n, sketch, halve_every_sightings: halve }
+        }),
+        1 => prop::sample::select(vec![0.0, 0.3, 1.0]).prop_map(|p| Admission::Probability { p }),
+    ];
+    let eviction = prop_oneof![
+        Just(Eviction::None),
+        (0u64..6).prop_map(|steps| Eviction::Age { steps }),
+        Just(Eviction::Lru),
+        prop::sample::select(vec![0, 1, 5])
+            .prop_map(|halve_every_steps| Eviction::Lfu { halve_every_steps }),
+    ];
+    (1u64..50, admission, eviction, any::<u64>()).prop_map(
+        |(capacity, admission, eviction, seed)| IdMapOptions {
+            capacity,
+            admission,
+            eviction,
+            seed,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+    #[test]
+    fn every_policy_does_what_the_model_does(options in options(), calls in calls()) {
+        let mut map = IdMap::new(options).unwrap();
+        let mut model = Model::new(options);
+        let mut step = 0;
+        for (steps, call) in calls {
+            step += steps;
+            match call {
+                Call::Train(ids) => prop_assert_eq!(
+                    map.resolve(&ids, step, true).unwrap(), model.resolve(&ids, step, true)
+                ),
+                Call::Evaluate(ids) => {
+                    let resolved = map.resolve(&ids, 0, false).unwrap();
+                    let mut rows = vec![7; ids.len()];
+                    map.find(&ids, &mut rows);
+                    prop_assert_eq!(&rows, &resolved.rows);
+                    prop_assert_eq!(resolved, model.resolve(&ids, 0, false));
+                }
+                Call::Advance => prop_assert_eq!(map.advance(step).unwrap(), model.advance(step)),
+                Call::Resume => map = IdMap::import(options, &map.export()).unwrap(),
+            }
+            check(&map, &model);
+        }
+    }
+}
+
+/// A generator of streams: splitmix64.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Below `limit`, the small ones often: log-uniform.
+    fn skewed(&mut self, limit: u64) -> u64 {
+        let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
+        ((limit as f64).powf(unit) - 1.0) as u64
+    }
+}
+
+/// Tables large enough that the map keeps only a part of the rows in order: hot, skewed, uniform
+/// and scanning streams, resumed in the middle.
+#[test]
+fn large_tables_do_what_the_model_does() {
+    let policies = [
+        Eviction::Lru,
+        Eviction::Lfu { halve_every_steps: 0 },
+        Eviction::Lfu { halve_every_steps: 40 },
+        Eviction::Age { steps: 3 },
+    ];
+    for (seed, eviction) in policies.into_iter().enumerate() {
+        let options =
+            IdMapOptions { capacity: 5000, admission: Admission::Always, eviction, seed: 1 };
+        let mut map = IdMap::new(options).unwrap();
+        let mut model = Model::new(options);
+        let mut draws = Draws(seed as u64);
+        let mut evicted = 0;
+        for step in 0..240u64 {
+            let ids: Vec<u64> = (0..700)
+                .map(|i| match step % 4 {
+                    0 => draws.skewed(100_000),
+                    1 => draws.next() % 12_000,
+                    2 => (step * 700 + i) % 5001, // one more than fit
+                    _ => draws.next(),
+                })
+                .collect();
+            let resolved = map.resolve(&ids, step, true).unwrap();
+            assert_eq!(resolved, model.resolve(&ids, step, true), "{eviction:?} step {step}");
+            let old = map.advance(step).unwrap();
+            assert_eq!(old, model.advance(step), "{eviction:?} step {step}");
+            evicted += resolved.evicted.len() + old.len();
+            if step % 50 == 49 {
+                check(&map, &model);
+                map = IdMap::import(options, &map.export()).unwrap();
+            }
+        }
+        assert!(evicted > 20_000, "{eviction:?} evicted {evicted}");
+    }
+}
+
+/// 10 million ids through a table of a million rows: who goes is who was seen longest ago, none
+/// is lost and none stays.
+#[test]
+fn ten_million_ids_through_a_million_rows() {
+    const ROWS: usize = 1_000_000;
+    const BATCH: usize = 50_000;
+    let id_of = |number: usize| (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let eviction = Eviction::Lru;
+    let options =
+        IdMapOptions { capacity: ROWS as u64, admission: Admission::Always, eviction, seed: 1 };
+    let mut map = IdMap::new(options).unwrap();
+    // The model: the step in which each number was last seen (0: not there), and for each step
+    // the numbers seen in it.
+    let mut seen = vec![0u32; 10_000_000];
+    let mut of_step = vec![Vec::new()];
+    let (mut oldest, mut inside, mut next, mut hits) = (1, 0usize, 0usize, 0);
+    let mut draws = Draws(3);
+    while next < seen.len() {
+        let step = of_step.len() as u32;
+        // Mostly new ids, and some of the last two million.
+        let mut numbers = Vec::with_capacity(BATCH + BATCH / 8);
+        for i in 0..BATCH {
+            numbers.push(next + i);
+            if i % 8 == 0 && next > 0 {
+                numbers.push(next - 1 - draws.next() as usize % next.min(2 * ROWS));
+            }
+        }
+        next += BATCH;
+        let ids: Vec<u64> = numbers.iter().map(|&number| id_of(number)).collect();
+        let resolved = map.resolve(&ids, step.into(), true).unwrap();
+
+        hits += resolved.stats.hits;
+        let mut new = 0;
+        of_step.push(Vec::new());
+        for &number in &numbers {
+            new += usize::from(seen[number] == 0);
+            if seen[number] != step {
+                seen[number] = step;
+                of_step[step as usize].push((id_of(number), number));
+            }
+        }
+        let mut evicted = Vec::new();
+        let excess = (inside + new).saturating_sub(ROWS);
+        while evicted.len() < excess {
+            let mut old = std::mem::take(&mut of_step[oldest]);
+            old.retain(|&(_, number)| seen[number] == oldest as u32);
+            old.sort_unstable();
+            let rest = old.split_off(old.len().min(excess - evicted.len()));
+            for &(id, number) in &old {
+                seen[number] = 0;
+                evicted.push(id);
+            }
+            of_step[oldest] = rest;
+            oldest += usize::from(of_step[oldest].is_empty());
+        }
+        inside = inside + new - evicted.len();
+        assert_eq!(resolved.stats.overflow, 0);
+        assert_eq!(resolved.stats.occupancy, inside as u64);
+        assert!(resolved.rows.iter().all(|&row| row < ROWS as u64));
+        assert!(resolved.evicted.iter().map(|gone| gone.id).eq(evicted), "step {step}");
+    }
+    assert!(hits > 100_000, "{hits} hits");
+    let mut wanted: Vec<u64> = (0..next).filter(|&number| seen[number] > 0).map(id_of).collect();
+    wanted.sort_unstable();
+    assert!(map.export().ids == wanted);
+}
+
+#[test]
+fn a_full_table_takes_new_ids_again_once_old_ones_have_gone() {
+    let eviction = Eviction::Age { steps: 1 };
+    let options = IdMapOptions { capacity: 3, admission: Admission::Always, eviction, seed: 0 };
+    let mut map = IdMap::new(options).unwrap();
+    assert_eq!(map.resolve(&[10, 11, 12], 1, true).unwrap().rows, [0, 1, 2]);
+    let full = map.resolve(&[13, 11, 13], 2, true).unwrap();
+    assert_eq!(full.rows, [IdMap::NONE, 1, IdMap::NONE]);
+    assert_eq!((full.stats.overflow, full.stats.misses, full.stats.hits), (1, 2, 1));
+    assert_eq!(map.advance(2).unwrap(), []);
+    let gone = [IdRow { id: 10, row: 0 }, IdRow { id: 12, row: 2 }];
+    assert_eq!(map.advance(3).unwrap(), gone);
+    let again = map.resolve(&[14, 13, 12, 12], 3, true).unwrap();
+    assert_eq!(again.rows, [0, 2, IdMap::NONE, IdMap::NONE]);
+    assert_eq!(again.admitted, [IdRow { id: 14, row: 0 }, IdRow { id: 13, row: 2 }]);
+    assert_eq!(again.stats.overflow, 1);
+}
+
+#[test]
+fn a_batch_larger_than_the_table_overflows_and_evicts_none_of_its_own() {
+    let eviction = Eviction::Lru;
+    let options = IdMapOptions { capacity: 4, admission: Admission::Always, eviction, seed: 0 };
+    let mut map = IdMap::new(options).unwrap();
+    map.resolve(&[1, 2, 3, 4], 1, true).unwrap();
+    let resolved = map.resolve(&[9, 2, 8, 7, 6, 5, 2], 2, true).unwrap();
+    let none = IdMap::NONE;
+    assert_eq!(resolved.rows, [0, 1, 2, 3, none, none, 1]);
+    assert_eq!(resolved.evicted.iter().map(|gone| gone.id).collect::<Vec<_>>(), [1, 3, 4]);
+    assert_eq!(resolved.stats.overflow, 2);
+    // The same step goes on: nothing seen in it goes.
+    let more = map.resolve(&[1, 3], 2, true).unwrap();
+    assert_eq!((more.rows, more.stats.overflow), (vec![none, none], 2));
+}
+
+#[test]
+fn lookups_from_several_threads_agree() {
+    let eviction = Eviction::None;
+    let options =
+        IdMapOptions { capacity: 10_000, admission: Admission::Always, eviction, seed: 0 };
+    let mut map = IdMap::new(options).unwrap();
+    let ids: Vec<u64> = (0..20_000).map(|i| i * 3).collect();
+    let resolved = map.resolve(&ids, 1, true).unwrap();
+    assert_eq!(resolved.stats.overflow, 10_000);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut rows = vec![0; ids.len()];
+                map.find(&ids, &mut rows);
+                assert_eq!(rows, resolved.rows);
+            });
+        }
+    });
+}
