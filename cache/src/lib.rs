@@ -17,6 +17,7 @@ mod cold;
 mod dynamic;
 #[allow(dead_code, reason = "the tiers that use the rest of it are on their way")]
 mod index;
+pub mod log;
 mod resident;
 
 pub use cold::{ColdRows, ColdStats, Planes, PlanesMut};
@@ -164,6 +165,123 @@ pub enum CacheError {
         ids: u64,
         /// Its rows.
         capacity: u64,
+    },
+    /// An option of a row log does not hold; all faults at once.
+    #[error("row log: options refused: {faults}")]
+    Options {
+        /// The faults, separated by semicolons.
+        faults: String,
+    },
+    /// The file system refused.
+    #[error("row log: cannot {operation} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another log is open in the directory.
+    #[error(
+        "row log: {} is in use by another process or another log of this one; \
+         give each table and rank a directory of its own",
+        dir.display()
+    )]
+    InUse {
+        /// The directory.
+        dir: std::path::PathBuf,
+    },
+    /// A file's bytes are not those that were written.
+    #[error(
+        "row log: {} is damaged at byte {offset} (id {id}): {fault}; \
+         check the disk and go back to a checkpoint",
+        path.display()
+    )]
+    Damaged {
+        /// The segment file.
+        path: std::path::PathBuf,
+        /// First byte of the record, or 0 for the file's header.
+        offset: u64,
+        /// The row asked for, or what the record's id field reads; 0 for a header.
+        id: u64,
+        /// What is wrong.
+        fault: String,
+    },
+    /// A file is sound but of another log.
+    #[error(
+        "row log: {} has {what} {found}, not {expected}; it belongs to another table or build",
+        path.display()
+    )]
+    OtherLog {
+        /// The segment file.
+        path: std::path::PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// Its value in the file.
+        found: u64,
+        /// The value asked for.
+        expected: u64,
+    },
+    /// No room within the budget, even after compaction.
+    #[error(
+        "row log: {}: {needed} bytes more do not fit: {used} bytes of files and {reserve} kept \
+         free for compaction of a budget of {budget}; raise the budget (tiers.ssd_bytes)",
+        dir.display()
+    )]
+    Budget {
+        /// The log's directory.
+        dir: std::path::PathBuf,
+        /// Bytes that the call would write.
+        needed: u64,
+        /// Bytes of the files there are.
+        used: u64,
+        /// Bytes kept free.
+        reserve: u64,
+        /// Bytes allowed.
+        budget: u64,
+    },
+    /// An earlier write failed.
+    #[error("row log: {}: {operation} refused since an earlier failure: {cause}", dir.display())]
+    Refused {
+        /// The log's directory.
+        dir: std::path::PathBuf,
+        /// What was asked.
+        operation: &'static str,
+        /// The first failure.
+        cause: String,
+    },
+    /// Planes and rows given together do not belong together.
+    #[error("row log: {operation} of {rows} rows with {given} bytes of {what}: {needed} are needed")]
+    WrongRows {
+        /// `get`, `put`, `remove` or `contains`.
+        operation: &'static str,
+        /// Rows given.
+        rows: usize,
+        /// `weights`, `state` or `found`.
+        what: &'static str,
+        /// Bytes given.
+        given: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// A row that a table of known size cannot have.
+    #[error("row log: {operation}: row {row} is out of range: the table has {rows} rows")]
+    NoSuchRow {
+        /// `put`, or `replay` for one found in a file.
+        operation: &'static str,
+        /// The row.
+        row: u64,
+        /// Rows of the table.
+        rows: u64,
+    },
+    /// A snapshot's file is nowhere, or not what the snapshot says.
+    #[error("row log: snapshot: {file}: {fault}")]
+    Snapshot {
+        /// The segment file.
+        file: String,
+        /// What is wrong, and where it was looked for.
+        fault: String,
     },
     /// The device refused.
     #[error(transparent)]
