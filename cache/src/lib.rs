@@ -18,14 +18,21 @@ mod dynamic;
 #[allow(dead_code, reason = "the tiers that use the rest of it are on their way")]
 mod index;
 pub mod log;
+mod ops;
 mod resident;
+mod store;
+mod sync;
+mod tiered;
 
 pub use cold::{ColdRows, ColdStats, Planes, PlanesMut};
 pub use dynamic::{
     Admission, Dealt, Eviction, IdMap, IdMapOptions, IdMapState, IdMapStats, IdRow, Move, Resolved,
     SketchShape, SketchState, owner_of,
 };
+pub use ops::{NO_SLOT, RowOps};
 pub use resident::Resident;
+pub use store::{Fetched, Fetcher, Lease, RowStore, StoreStats, TierStats};
+pub use tiered::{FirstRows, Policy, Tiered, TieredOptions, slot_bytes};
 
 /// Width of a row's two planes in bytes. Rows lie one after another without padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +41,17 @@ pub struct RowLayout {
     pub weight_bytes: usize,
     /// Bytes of state a row; 0 for none.
     pub state_bytes: usize,
+}
+
+impl RowLayout {
+    /// Bytes a row in one of its planes.
+    #[must_use]
+    pub fn row_bytes(self, plane: Plane) -> usize {
+        match plane {
+            Plane::Weights => self.weight_bytes,
+            Plane::State => self.state_bytes,
+        }
+    }
 }
 
 /// One of a row's two planes.
@@ -116,55 +134,6 @@ pub enum CacheError {
         capacity: u64,
         /// The most that fit.
         max: u64,
-    },
-    /// An option of a dynamic table that cannot be.
-    #[error("dynamic table: {option} is {value}: {rule}")]
-    IdMapOption {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-        /// What it must be.
-        rule: &'static str,
-    },
-    /// A training step before the last one.
-    #[error(
-        "dynamic table: step {step} comes after step {last}; give batches in the order of their \
-         steps, and evaluate without training"
-    )]
-    IdMapStep {
-        /// The step given.
-        step: u64,
-        /// The last one.
-        last: u64,
-    },
-    /// An earlier batch ended half way.
-    #[error(
-        "dynamic table: refuses to train on: a batch of step {step} failed half way; \
-         load a checkpoint"
-    )]
-    IdMapFailed {
-        /// The step of the batch.
-        step: u64,
-    },
-    /// Arrays that are not those of a dynamic table.
-    #[error("dynamic table: cannot take over its ids: {reason}")]
-    IdMapState {
-        /// What is wrong with them, with the numbers and what to do.
-        reason: String,
-    },
-    /// More ids for a rank than it has rows, and no policy that says which go.
-    #[error(
-        "dynamic table: {ids} ids belong to rank {rank}, which has {capacity} rows; raise the \
-         capacity, use more ranks, or evict by lru or lfu"
-    )]
-    IdMapShare {
-        /// The rank.
-        rank: u64,
-        /// Its ids.
-        ids: u64,
-        /// Its rows.
-        capacity: u64,
     },
     /// An option of a row log does not hold; all faults at once.
     #[error("row log: options refused: {faults}")]
@@ -252,7 +221,9 @@ pub enum CacheError {
         cause: String,
     },
     /// Planes and rows given together do not belong together.
-    #[error("row log: {operation} of {rows} rows with {given} bytes of {what}: {needed} are needed")]
+    #[error(
+        "row log: {operation} of {rows} rows with {given} bytes of {what}: {needed} are needed"
+    )]
     WrongRows {
         /// `get`, `put`, `remove` or `contains`.
         operation: &'static str,
@@ -282,6 +253,148 @@ pub enum CacheError {
         file: String,
         /// What is wrong, and where it was looked for.
         fault: String,
+    },
+    /// An option of a dynamic table that cannot be.
+    #[error("dynamic table: {option} is {value}: {rule}")]
+    IdMapOption {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A training step before the last one.
+    #[error(
+        "dynamic table: step {step} comes after step {last}; give batches in the order of their \
+         steps, and evaluate without training"
+    )]
+    IdMapStep {
+        /// The step given.
+        step: u64,
+        /// The last one.
+        last: u64,
+    },
+    /// An earlier batch ended half way.
+    #[error(
+        "dynamic table: refuses to train on: a batch of step {step} failed half way; \
+         load a checkpoint"
+    )]
+    IdMapFailed {
+        /// The step of the batch.
+        step: u64,
+    },
+    /// Arrays that are not those of a dynamic table.
+    #[error("dynamic table: cannot take over its ids: {reason}")]
+    IdMapState {
+        /// What is wrong with them, with the numbers and what to do.
+        reason: String,
+    },
+    /// More ids for a rank than it has rows, and no policy that says which go.
+    #[error(
+        "dynamic table: {ids} ids belong to rank {rank}, which has {capacity} rows; raise the \
+         capacity, use more ranks, or evict by lru or lfu"
+    )]
+    IdMapShare {
+        /// The rank.
+        rank: u64,
+        /// Its ids.
+        ids: u64,
+        /// Its rows.
+        capacity: u64,
+    },
+    /// The device tier has no room for one row.
+    #[error(
+        "row store: a device tier of {given} bytes has no room for one row: at least {needed}          bytes are needed, and a batch needs them for each of its different rows; raise          device_bytes"
+    )]
+    TierTooSmall {
+        /// Bytes given.
+        given: u64,
+        /// Bytes of a slot.
+        needed: u64,
+    },
+    /// The cold tier's rows have other widths than the store's.
+    #[error(
+        "row store: the cold tier holds rows of {}+{} bytes (weights+state), the store {}+{}; use          another directory, or the dim, precision and optimizer that it was written with",
+        cold.weight_bytes, cold.state_bytes, store.weight_bytes, store.state_bytes
+    )]
+    LayoutDiffers {
+        /// The cold tier's.
+        cold: RowLayout,
+        /// The store's.
+        store: RowLayout,
+    },
+    /// Rows to fetch are not different and ascending.
+    #[error("fetch: row {next} follows row {row} at position {position}; rows must ascend")]
+    RowsNotAscending {
+        /// Position of the second of the two.
+        position: usize,
+        /// A row.
+        row: u64,
+        /// The one after it.
+        next: u64,
+    },
+    /// A row to fetch is not in the store.
+    #[error("fetch: row {row} of a store of {rows} rows")]
+    RowOutOfRange {
+        /// The row.
+        row: u64,
+        /// Rows in the store.
+        rows: u64,
+    },
+    /// More rows are wanted at a time than the device tier has slots.
+    #[error(
+        "fetch: {rows} rows, beside {held} that leases and fetches hold, do not fit a device tier \
+         of {slots} slots; give this table a device tier of at least {bytes_needed} bytes \
+         (device_bytes), hold fewer batches at a time, or work in passes of fewer rows"
+    )]
+    WorkingSet {
+        /// Rows to fetch.
+        rows: u64,
+        /// Rows held already.
+        held: u64,
+        /// Slots of the device tier.
+        slots: u64,
+        /// Bytes of a device tier that all of them would fit.
+        bytes_needed: u64,
+    },
+    /// A fetch or lease was given to a store that it is not of.
+    #[error("row store: cannot {operation} rows that another store holds")]
+    Foreign {
+        /// `install` or `commit`.
+        operation: &'static str,
+    },
+    /// A lease was asked for a row that it does not hold.
+    #[error("lease: row {row} is not among its rows, or rows asked for do not ascend")]
+    NotLeased {
+        /// The row.
+        row: u64,
+    },
+    /// A tier below the device refused.
+    #[error("row store: cannot {operation} ({rows} rows)")]
+    Tier {
+        /// What was to be done.
+        operation: &'static str,
+        /// How many rows it concerned.
+        rows: u64,
+        /// Why not.
+        source: Box<CacheError>,
+    },
+    /// The cold tier does not give a row that it says it holds.
+    #[error("row store: the cold tier lost row {row}; restore from a checkpoint")]
+    RowLost {
+        /// The row.
+        row: u64,
+    },
+    /// An earlier failure left rows in doubt.
+    #[error(
+        "row store: refuses further work since it could not {operation}: {cause}; go on from the          last checkpoint"
+    )]
+    Poisoned {
+        /// What failed.
+        operation: &'static str,
+        /// Why, with its own causes.
+        cause: String,
     },
     /// The device refused.
     #[error(transparent)]

@@ -1,16 +1,19 @@
 //! The store that keeps every row in device memory: a slot is the row's number.
 
+use std::fmt;
 use std::ops::Range;
 
-use tessera_device::Device;
+use tessera_device::{Device, DeviceBuffer};
 
-use crate::{CacheError, Plane, Result, RowLayout};
+use crate::store::{FetcherKind, Held};
+use crate::{
+    CacheError, Fetched, Fetcher, Lease, Plane, Result, RowLayout, RowStore, StoreStats, TierStats,
+};
 
 /// All rows of a table in device memory, zero at first.
 ///
 /// Memory: `rows * (weight_bytes + state_bytes)`; pages that nobody wrote take none of it where
 /// the device maps memory lazily, as the CPU does.
-#[derive(Debug)]
 pub struct Resident<D: Device> {
     rows: u64,
     layout: RowLayout,
@@ -85,7 +88,9 @@ impl<D: Device> Resident<D> {
         rows: Range<u64>,
         bytes: &mut [u8],
     ) -> Result<()> {
-        let at = self.place("read", plane, &rows, bytes.len())?;
+        check_range("read", self.rows, self.layout, plane, &rows, bytes.len())?;
+        // At most the plane's size, which `new` checked.
+        let at = rows.start as usize * self.layout.row_bytes(plane);
         let buffer = match plane {
             Plane::Weights => &self.weights,
             Plane::State => &self.state,
@@ -104,38 +109,132 @@ impl<D: Device> Resident<D> {
         rows: Range<u64>,
         bytes: &[u8],
     ) -> Result<()> {
-        let at = self.place("write", plane, &rows, bytes.len())?;
+        check_range("write", self.rows, self.layout, plane, &rows, bytes.len())?;
+        // At most the plane's size, which `new` checked.
+        let at = rows.start as usize * self.layout.row_bytes(plane);
         let buffer = match plane {
             Plane::Weights => &mut self.weights,
             Plane::State => &mut self.state,
         };
         Ok(device.upload(stream, bytes, buffer, at)?)
     }
+}
 
-    /// First byte of `rows` in a plane, once the range and its length are known to be right.
-    fn place(
-        &self,
-        operation: &'static str,
-        plane: Plane,
-        rows: &Range<u64>,
-        given: usize,
-    ) -> Result<usize> {
-        let (start, end) = (rows.start, rows.end);
-        if start > end || end > self.rows {
-            let rows = self.rows;
-            return Err(CacheError::RowsOutOfRange { operation, plane, start, end, rows });
-        }
-        let row_bytes = match plane {
-            Plane::Weights => self.layout.weight_bytes,
-            Plane::State => self.layout.state_bytes,
-        };
-        // Both products are at most the plane's size, which `new` checked.
-        let needed = (end - start) as usize * row_bytes;
-        if given != needed {
-            return Err(CacheError::WrongLength { operation, plane, start, end, given, needed });
-        }
-        Ok(start as usize * row_bytes)
+impl<D: Device> RowStore<D> for Resident<D> {
+    fn rows(&self) -> u64 {
+        self.rows
     }
+
+    fn layout(&self) -> RowLayout {
+        self.layout
+    }
+
+    fn capacity(&self) -> u64 {
+        self.rows
+    }
+
+    fn slots_free(&self) -> u64 {
+        self.rows
+    }
+
+    fn bytes(&self) -> u64 {
+        Resident::bytes(self)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        0
+    }
+
+    fn fetcher(&self) -> Fetcher {
+        Fetcher(FetcherKind::Resident { rows: self.rows })
+    }
+
+    fn install(&mut self, _: &D, _: &D::Stream, fetched: Fetched) -> Result<Lease> {
+        match fetched.0 {
+            Held::Identity { last, .. } if last.is_none_or(|row| row < self.rows) => {
+                Ok(Lease(fetched.0))
+            }
+            _ => Err(CacheError::Foreign { operation: "install" }),
+        }
+    }
+
+    fn commit(&mut self, lease: &Lease) -> Result<()> {
+        match lease.0 {
+            Held::Identity { last, .. } if last.is_none_or(|row| row < self.rows) => Ok(()),
+            _ => Err(CacheError::Foreign { operation: "commit" }),
+        }
+    }
+
+    fn weights(&self) -> &D::Buffer<u8> {
+        &self.weights
+    }
+
+    fn planes_mut(&mut self) -> (&mut D::Buffer<u8>, &mut D::Buffer<u8>) {
+        (&mut self.weights, &mut self.state)
+    }
+
+    fn read(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        Resident::read(self, device, stream, plane, rows, bytes)
+    }
+
+    fn write(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        Resident::write(self, device, stream, plane, rows, bytes)
+    }
+
+    fn flush(&mut self, _: &D, _: &D::Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn hint_next_use(&self, _: &[u64], _: u32) {}
+
+    fn stats(&self) -> StoreStats {
+        let device = TierStats { slots: self.rows, rows: self.rows, ..TierStats::default() };
+        StoreStats { device, ..StoreStats::default() }
+    }
+}
+
+impl<D: Device> fmt::Debug for Resident<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (weights, state) = (self.weights.len(), self.state.len());
+        write!(f, "Resident({} rows, {weights} + {state} bytes)", self.rows)
+    }
+}
+
+/// Refuses a range of rows that leaves a store of `stored` rows, and bytes that are not the
+/// range's.
+pub(crate) fn check_range(
+    operation: &'static str,
+    stored: u64,
+    layout: RowLayout,
+    plane: Plane,
+    rows: &Range<u64>,
+    given: usize,
+) -> Result<()> {
+    let (start, end) = (rows.start, rows.end);
+    if start > end || end > stored {
+        return Err(CacheError::RowsOutOfRange { operation, plane, start, end, rows: stored });
+    }
+    // Bytes beyond the address space cannot have been given.
+    let rows = usize::try_from(end - start).unwrap_or(usize::MAX);
+    let needed = rows.saturating_mul(layout.row_bytes(plane));
+    if given != needed {
+        return Err(CacheError::WrongLength { operation, plane, start, end, given, needed });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

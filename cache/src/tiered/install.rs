@@ -1,0 +1,208 @@
+//! Installing: fetched rows go into slots, the rows that were there go down.
+//!
+//! ```text
+//! fresh   = fetched rows that are not in the device tier            (nobody else changes that)
+//! victims = as many idle rows of it as fresh ones lack free slots   (a fetch may want one of them)
+//! copy victims out; make room for them in the host tier, writing idle rows of that down;
+//! write dirty victims for which it has no room down themselves
+//! lock; is a victim wanted by now? begin again
+//!       index: victims out, to host slots; fresh rows in
+//!       lock host bytes
+//! unlock; copy victims to their host slots; unlock host bytes; copy fresh rows to their slots
+//! ```
+//!
+//! There are always enough victims: a fetch fails if more rows would be wanted than there are
+//! slots, so slots that are free or idle are at least as many as fresh rows.
+
+use super::Tiered;
+use super::down::{gather, make_room, put};
+use super::shared::State;
+use super::tier::{BELOW, DIRTY, Moving};
+use super::wanted::Wanted;
+use crate::ops::NO_SLOT;
+use crate::{Result, RowLayout, RowOps};
+
+/// Rows on their way out of the device tier.
+struct Victims {
+    slots: Vec<u64>, // those that are kept come first
+    rows: Vec<u64>,
+    flags: Vec<u32>,
+    /// How many are to be kept below; the others are clean first values.
+    kept: usize,
+}
+
+impl<D: RowOps> Tiered<D> {
+    /// Gives every wanted row a slot that holds its newest bytes.
+    pub(super) fn bring_in(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        wanted: &mut Wanted,
+    ) -> Result<()> {
+        let generation = self.shared.state()?.generation;
+        if wanted.copies.positions.is_empty() {
+            return Ok(());
+        }
+        if generation != wanted.copies.generation {
+            wanted.copy_again()?;
+        }
+        let (fresh, promoted) = self.find_fresh(wanted);
+        let targets = loop {
+            let victims = self.choose_victims(fresh.len());
+            self.copy_out(device, stream, &victims)?;
+            let room = make_room(&self.shared, victims.kept as u64, promoted)?;
+            self.write_down_overflow(&victims, room)?;
+            if let Some(targets) = self.exchange(wanted, &fresh, &victims)? {
+                break targets;
+            }
+        };
+        let (layout, copies) = (self.shared.layout, &wanted.copies);
+        let planes = copies.block.rows(layout, 0..copies.positions.len());
+        let RowLayout { weight_bytes, state_bytes } = layout;
+        let (weights, state) = (&mut self.weights, &mut self.state);
+        device
+            .scatter_rows(stream, planes.weights, &targets, weight_bytes, weights)
+            .and_then(|()| device.scatter_rows(stream, planes.state, &targets, state_bytes, state))
+            .map_err(|error| self.shared.poison("copy rows to the device", error))?;
+        wanted.installed();
+        Ok(())
+    }
+
+    /// Which copies are of rows that are not in the device tier, and how many of these are in the
+    /// host tier. The others get their slots.
+    fn find_fresh(&self, wanted: &mut Wanted) -> (Vec<usize>, u64) {
+        let state = self.shared.lock();
+        let in_host = wanted.copies.positions.len() - wanted.copies.below;
+        let mut fresh = Vec::with_capacity(wanted.copies.positions.len());
+        for copy in 0..wanted.copies.positions.len() {
+            let position = wanted.copies.positions[copy];
+            match state.device.get(wanted.rows()[position]) {
+                Some(slot) => wanted.set_slot(position, slot),
+                None => fresh.push(copy),
+            }
+        }
+        let promoted = fresh.partition_point(|&copy| copy < in_host) as u64;
+        (fresh, promoted)
+    }
+
+    /// The rows that leave so that `fresh` rows find a slot.
+    fn choose_victims(&self, fresh: usize) -> Victims {
+        let mut guard = self.shared.lock();
+        let state = &mut *guard;
+        let count = (fresh as u64).saturating_sub(state.device.free());
+        let mut slots = state.device.victims(count as usize, state.policy, state.clock);
+        // A clean row is kept for the next read, if there is a place for it.
+        let keep = if state.host.capacity() > 0 { DIRTY | BELOW } else { DIRTY };
+        let keeps = |&slot: &u64| state.device.marks(slot).flags() & keep != 0;
+        slots.sort_by_key(|slot| !keeps(slot)); // stable
+        let kept = slots.partition_point(keeps);
+        let rows = slots.iter().map(|&slot| state.device.row(slot)).collect();
+        let flags = slots.iter().map(|&slot| state.device.marks(slot).flags()).collect();
+        Victims { slots, rows, flags, kept }
+    }
+
+    /// Copies the victims that are kept from the device.
+    fn copy_out(&mut self, device: &D, stream: &D::Stream, victims: &Victims) -> Result<()> {
+        let slots = &victims.slots[..victims.kept];
+        let planes = (&self.weights, &self.state);
+        gather(device, stream, &self.shared, planes, slots, &mut self.leaving)
+    }
+
+    /// Writes dirty victims down for which the host tier has no room. They are clean then, and
+    /// still where they were.
+    fn write_down_overflow(&self, victims: &Victims, room: u64) -> Result<()> {
+        let from = victims.kept.min(room as usize);
+        let mut rows = from..from;
+        // Runs of dirty rows: in training all are.
+        while rows.end < victims.kept {
+            let dirty = |i: &usize| victims.flags[*i] & DIRTY != 0;
+            let start = (rows.end..victims.kept).find(dirty).unwrap_or(victims.kept);
+            let end = (start..victims.kept).find(|i| !dirty(i)).unwrap_or(victims.kept);
+            rows = start..end;
+            let planes = self.leaving.rows(self.shared.layout, rows.clone());
+            put(&self.shared, &victims.rows[rows.clone()], planes)?;
+            let mut state = self.shared.lock();
+            state.device.stats.write_backs += rows.len() as u64;
+            for &slot in &victims.slots[rows.clone()] {
+                state.device.flag(slot, BELOW, DIRTY);
+            }
+        }
+        Ok(())
+    }
+
+    /// Exchanges victims and fresh rows in the index, and copies the victims to their host slots.
+    /// The slots of copies, [`NO_SLOT`] for those that are not needed; none if a victim is wanted
+    /// by now.
+    fn exchange(
+        &self,
+        wanted: &mut Wanted,
+        fresh: &[usize],
+        victims: &Victims,
+    ) -> Result<Option<Vec<u64>>> {
+        let shared = &*self.shared;
+        let mut guard = shared.lock();
+        let state = &mut *guard;
+        if victims.slots.iter().any(|&slot| !state.device.marks(slot).idle()) {
+            return Ok(None);
+        }
+        // Before the index can be seen: who finds a victim in the host tier waits for its bytes.
+        let mut host = shared.host_mut();
+        host.reserve(state.host.capacity().min(state.host.used() + victims.kept as u64))?;
+        let (targets, host_slots) = self
+            .move_in_index(state, wanted, fresh, victims)
+            .inspect_err(|error| state.poison("move rows between tiers", &error.to_string()))?;
+        drop(guard);
+        host.copy_in(&host_slots, self.leaving.rows(shared.layout, 0..host_slots.len()));
+        Ok(Some(targets))
+    }
+
+    fn move_in_index(
+        &self,
+        state: &mut State,
+        wanted: &mut Wanted,
+        fresh: &[usize],
+        victims: &Victims,
+    ) -> Result<(Vec<u64>, Vec<u64>)> {
+        let row_bytes = (self.shared.layout.weight_bytes + self.shared.layout.state_bytes) as u64;
+        let copies = wanted.copies.positions.len();
+        let (below, first) = (copies - wanted.copies.below, copies - wanted.copies.first);
+        let clock = state.clock;
+        let mut rising = Vec::with_capacity(fresh.len());
+        for &copy in fresh {
+            let row = wanted.rows()[wanted.copies.positions[copy]];
+            rising.push(match state.host.get(row) {
+                Some(slot) if copy < below => {
+                    state.host.stats.bytes_out += row_bytes;
+                    state.host.remove(slot)
+                }
+                _ => Moving {
+                    row,
+                    flags: if copy < first { BELOW } else { 0 },
+                    wants: state.wanted.remove(&row).unwrap_or(0),
+                    score: state.policy.touched(0, clock),
+                    next: 0,
+                },
+            });
+        }
+        let mut host_slots = Vec::with_capacity(victims.kept);
+        for (i, &slot) in victims.slots.iter().enumerate() {
+            let gone = state.device.remove(slot);
+            state.device.stats.evictions += 1;
+            let room = i < victims.kept && state.host.free() > 0;
+            debug_assert!(room || gone.flags & DIRTY == 0, "its newest bytes would be lost");
+            if room {
+                host_slots.push(state.host.insert(gone)?);
+                state.host.stats.bytes_in += row_bytes;
+                state.device.stats.bytes_out += row_bytes;
+                state.device.stats.write_backs += u64::from(gone.flags & DIRTY != 0);
+            }
+        }
+        let mut targets = vec![NO_SLOT; copies];
+        for (&copy, moving) in fresh.iter().zip(rising) {
+            targets[copy] = state.device.insert(moving)?;
+            wanted.set_slot(wanted.copies.positions[copy], targets[copy]);
+        }
+        state.device.stats.bytes_in += fresh.len() as u64 * row_bytes;
+        Ok((targets, host_slots))
+    }
+}

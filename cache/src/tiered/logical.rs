@@ -1,0 +1,261 @@
+//! Reading and writing ranges of rows wherever they are: for checkpoints, exports and first fills.
+
+use std::ops::Range;
+
+use super::Tiered;
+use super::down::{make_room, put};
+use super::host::Block;
+use super::shared::{Absent, Shared, State};
+use super::tier::{DIRTY, Moving};
+use crate::index::Index;
+use crate::ops::NO_SLOT;
+use crate::resident::check_range;
+use crate::{Plane, Result, RowLayout, RowOps};
+
+/// Bytes of rows handled in one go.
+const CHUNK_BYTES: u64 = 4 << 20;
+
+impl Shared {
+    /// Bytes of a row's planes.
+    pub(super) fn row_bytes(&self) -> u64 {
+        (self.layout.weight_bytes + self.layout.state_bytes) as u64
+    }
+
+    /// Rows handled in one go.
+    pub(super) fn chunk_rows(&self) -> usize {
+        (CHUNK_BYTES / self.row_bytes().max(1)).clamp(1, 1 << 14) as usize
+    }
+}
+
+/// Some rows, and where they are.
+struct Chunk {
+    rows: Vec<u64>,
+    in_device: Vec<usize>, // positions
+    slots: Vec<u64>,       // one for each in the device tier
+    absent: Absent,
+}
+
+impl Chunk {
+    fn new(shared: &Shared, rows: Range<u64>) -> Result<Self> {
+        let state = shared.state()?;
+        let rows: Vec<u64> = rows.collect();
+        let mut found = vec![0; rows.len()];
+        state.device.find(&rows, &mut found);
+        let slot = |&slot: &u32| if slot == Index::NONE { NO_SLOT } else { u64::from(slot) };
+        let all: Vec<u64> = found.iter().map(slot).collect();
+        let absent = state.locate(&rows, &all);
+        let in_device: Vec<usize> = (0..rows.len()).filter(|&i| all[i] != NO_SLOT).collect();
+        let slots = in_device.iter().map(|&i| all[i]).collect();
+        Ok(Self { rows, in_device, slots, absent })
+    }
+
+    /// The rows that are in no tier of memory.
+    fn rows_below(&self) -> Vec<u64> {
+        self.absent.below.iter().map(|&i| self.rows[i]).collect()
+    }
+}
+
+/// Row `i` of some.
+fn nth(bytes: &[u8], i: usize, row_bytes: usize) -> &[u8] {
+    &bytes[i * row_bytes..(i + 1) * row_bytes]
+}
+
+/// Row `i` of some, to be written.
+fn nth_mut(bytes: &mut [u8], i: usize, row_bytes: usize) -> &mut [u8] {
+    &mut bytes[i * row_bytes..(i + 1) * row_bytes]
+}
+
+/// Cuts a range of rows into chunks, each with the bytes it has of the range's.
+fn chunks(rows: Range<u64>, each: usize, row_bytes: usize) -> impl Iterator<Item = Part> {
+    let start = rows.start;
+    (start..rows.end).step_by(each).map(move |first| {
+        let end = rows.end.min(first + each as u64);
+        // Within the bytes that were given for the range.
+        let at = |row: u64| (row - start) as usize * row_bytes;
+        Part { rows: first..end, bytes: at(first)..at(end) }
+    })
+}
+
+struct Part {
+    rows: Range<u64>,
+    bytes: Range<usize>,
+}
+
+impl<D: RowOps> Tiered<D> {
+    /// See [`RowStore::read`](crate::RowStore::read). Rows do not move while the store is
+    /// borrowed, so they are where the index said.
+    pub(super) fn read_range(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let layout = shared.layout;
+        check_range("read", shared.rows(), layout, plane, &rows, bytes.len())?;
+        drop(shared.state()?);
+        let row_bytes = layout.row_bytes(plane);
+        if row_bytes == 0 {
+            return Ok(());
+        }
+        let (mut gathered, mut block) = (Vec::new(), Block::default());
+        for part in chunks(rows, shared.chunk_rows(), row_bytes) {
+            let to = &mut bytes[part.bytes];
+            let chunk = Chunk::new(shared, part.rows)?;
+            gathered.resize(chunk.slots.len() * row_bytes, 0);
+            let buffer = match plane {
+                Plane::Weights => &self.weights,
+                Plane::State => &self.state,
+            };
+            device
+                .gather_rows(stream, buffer, &chunk.slots, row_bytes, &mut gathered)
+                .map_err(|error| shared.poison("copy rows from the device", error))?;
+            for (from, &i) in gathered.chunks_exact(row_bytes).zip(&chunk.in_device) {
+                nth_mut(to, i, row_bytes).copy_from_slice(from);
+            }
+            let host = shared.host();
+            for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
+                nth_mut(to, i, row_bytes).copy_from_slice(host.row(plane, slot));
+            }
+            drop(host);
+            let below = chunk.rows_below();
+            block.reserve(layout, below.len());
+            let read = shared.read_below(&below, |rows| block.rows_mut(layout, 0..rows))?;
+            let planes = block.rows(layout, 0..below.len());
+            let from = match plane {
+                Plane::Weights => planes.weights,
+                Plane::State => planes.state,
+            };
+            for (from, &i) in from.chunks_exact(row_bytes).zip(&read.order) {
+                nth_mut(to, chunk.absent.below[i], row_bytes).copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`RowStore::write`](crate::RowStore::write). Rows that are in no tier of memory come
+    /// into the host tier, so that a write of their other plane finds them there.
+    pub(super) fn write_range(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let row_bytes = self.shared.layout.row_bytes(plane);
+        check_range("write", self.shared.rows(), self.shared.layout, plane, &rows, bytes.len())?;
+        drop(self.shared.state()?);
+        if row_bytes == 0 {
+            return Ok(());
+        }
+        let mut written = Ok(());
+        for part in chunks(rows, self.shared.chunk_rows(), row_bytes) {
+            written = self.write_chunk(device, stream, plane, part.rows, &bytes[part.bytes]);
+            if written.is_err() {
+                break;
+            }
+        }
+        // After the last byte: a fetch that read before it copies again. No install comes between.
+        self.shared.lock().generation += 1;
+        written
+    }
+
+    fn write_chunk(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let row_bytes = shared.layout.row_bytes(plane);
+        let chunk = Chunk::new(shared, rows)?;
+        let mut scattered = Vec::with_capacity(chunk.slots.len() * row_bytes);
+        for &i in &chunk.in_device {
+            scattered.extend_from_slice(nth(bytes, i, row_bytes));
+        }
+        let buffer = match plane {
+            Plane::Weights => &mut self.weights,
+            Plane::State => &mut self.state,
+        };
+        device
+            .scatter_rows(stream, &scattered, &chunk.slots, row_bytes, buffer)
+            .map_err(|error| shared.poison("copy rows to the device", error))?;
+        let mut host = shared.host_mut();
+        for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
+            host.row_mut(plane, slot).copy_from_slice(nth(bytes, i, row_bytes));
+        }
+        drop(host);
+        let mut state = shared.lock();
+        for &slot in &chunk.slots {
+            state.device.flag(slot, DIRTY, 0);
+        }
+        for &slot in &chunk.absent.host_slots {
+            state.host.flag(slot, DIRTY, 0);
+        }
+        drop(state);
+        self.write_below(plane, &chunk, bytes)
+    }
+
+    /// Writes the rows of a chunk that are in no tier of memory: into the host tier as far as it
+    /// has room, into the cold tier otherwise.
+    fn write_below(&mut self, plane: Plane, chunk: &Chunk, bytes: &[u8]) -> Result<()> {
+        let shared = &*self.shared;
+        let RowLayout { weight_bytes, state_bytes } = shared.layout;
+        let (row_bytes, other_bytes) = match plane {
+            Plane::Weights => (weight_bytes, state_bytes),
+            Plane::State => (state_bytes, weight_bytes),
+        };
+        let below = chunk.rows_below();
+        let count = below.len();
+        let block = &mut self.leaving;
+        block.reserve(shared.layout, count);
+        // The other plane keeps what it has.
+        let order = if other_bytes == 0 {
+            (0..count).collect()
+        } else {
+            shared.read_below(&below, |rows| block.rows_mut(shared.layout, 0..rows))?.order
+        };
+        let planes = block.rows_mut(shared.layout, 0..count);
+        let to = match plane {
+            Plane::Weights => planes.weights,
+            Plane::State => planes.state,
+        };
+        for (to, &i) in to.chunks_exact_mut(row_bytes).zip(&order) {
+            to.copy_from_slice(nth(bytes, chunk.absent.below[i], row_bytes));
+        }
+        let rows: Vec<u64> = order.iter().map(|&i| below[i]).collect();
+        let kept = make_room(shared, count as u64, 0)?.min(count as u64) as usize;
+        put(shared, &rows[kept..], block.rows(shared.layout, kept..count))?;
+        let mut guard = shared.lock();
+        let state = &mut *guard;
+        let mut host = shared.host_mut();
+        host.reserve(state.host.capacity().min(state.host.used() + kept as u64))?;
+        let slots = insert_in_host(state, &rows[..kept])
+            .inspect_err(|error| state.poison("move rows between tiers", &error.to_string()))?;
+        state.host.stats.bytes_in += kept as u64 * shared.row_bytes();
+        drop(guard);
+        host.copy_in(&slots, block.rows(shared.layout, 0..kept));
+        Ok(())
+    }
+}
+
+/// Gives written rows slots of the host tier; who wants them does so there from now on.
+fn insert_in_host(state: &mut State, rows: &[u64]) -> Result<Vec<u64>> {
+    let (policy, clock) = (state.policy, state.clock);
+    rows.iter()
+        .map(|&row| {
+            state.host.insert(Moving {
+                row,
+                flags: DIRTY,
+                wants: state.wanted.remove(&row).unwrap_or(0),
+                score: policy.touched(0, clock),
+                next: 0,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,7 @@
+//! Tests of the store in tiers through its public interface.
+
+mod faults;
+mod model;
+mod streams;
+mod support;
+mod threads;
