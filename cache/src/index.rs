@@ -34,7 +34,7 @@ const IDS_PER_LINE: u64 = 4;
 const TAIL_LINES: usize = 16;
 
 /// How many ids ahead of the one at hand lines are prefetched.
-const AHEAD: usize = 16;
+pub(crate) const AHEAD: usize = 16;
 
 /// Both odd, so that multiplying by them is a bijection; from the mixers of MurmurHash3 (fmix64)
 /// and others in wide use. They differ from splitmix64's, which chooses owners and rows of ids:
@@ -123,6 +123,12 @@ impl Index {
         }
     }
 
+    /// Asks for the line of an id that will be found, inserted or removed soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, id: u64) {
+        prefetch(&self.lines, home(key_of(id), self.homes));
+    }
+
     /// The slot of one id.
     pub(crate) fn get(&self, id: u64) -> Option<u32> {
         let mut slot = [Self::NONE];
@@ -183,7 +189,7 @@ impl Index {
         assert_eq!(ids.len(), slots.len(), "index: a slot for each id");
         for (i, (&id, &slot)) in ids.iter().zip(slots).enumerate() {
             if let Some(&ahead) = ids.get(i + AHEAD) {
-                prefetch(&self.lines, home(key_of(ahead), self.homes));
+                self.prefetch(ahead);
             }
             self.insert(id, slot)?;
         }
@@ -212,7 +218,7 @@ impl Index {
     pub(crate) fn remove_all(&mut self, ids: &[u64]) {
         for (i, &id) in ids.iter().enumerate() {
             if let Some(&ahead) = ids.get(i + AHEAD) {
-                prefetch(&self.lines, home(key_of(ahead), self.homes));
+                self.prefetch(ahead);
             }
             self.remove(id);
         }
@@ -318,8 +324,10 @@ fn find(lines: &[Line], homes: u64, ids: &[u64], slots: &mut [u32]) {
 fn push(lines: &mut [Line], mut lane: usize, mut key: u64, mut slot: u32) {
     for line in lines {
         let (last_key, last_slot) = (line.keys[LANES - 1], line.slots[LANES - 1]);
-        line.keys.copy_within(lane..LANES - 1, lane + 1);
-        line.slots.copy_within(lane..LANES - 1, lane + 1);
+        for lane in (lane..LANES - 1).rev() {
+            line.keys[lane + 1] = line.keys[lane];
+            line.slots[lane + 1] = line.slots[lane];
+        }
         (line.keys[lane], line.slots[lane]) = (key, slot);
         // What leaves a line is larger than all of the next one.
         (lane, key, slot) = (0, last_key, last_slot);
@@ -343,8 +351,10 @@ fn pull(lines: &mut [Line], homes: u64, mut at: usize, lane: usize) {
 
 /// Takes the key at a lane out of its line.
 fn close(line: &mut Line, lane: usize) {
-    line.keys.copy_within(lane + 1.., lane);
-    line.slots.copy_within(lane + 1.., lane);
+    for lane in lane..LANES - 1 {
+        line.keys[lane] = line.keys[lane + 1];
+        line.slots[lane] = line.slots[lane + 1];
+    }
     (line.keys[LANES - 1], line.slots[LANES - 1]) = (0, 0);
 }
 

@@ -309,71 +309,87 @@ fn large_tables_do_what_the_model_does() {
     }
 }
 
+/// What the model of the next test says of a step.
+struct Step {
+    ids: Vec<u64>,
+    evicted: Vec<u64>,
+    occupancy: usize,
+}
+
+/// New ids through a table of `rows` rows whose policy is lru, some of them seen again: the model
+/// of every step, then the ids left. An id is its number times a constant.
+fn lru_steps(rows: usize, numbers: usize, next_step: impl Fn(Step)) -> Vec<u64> {
+    const BATCH: usize = 50_000;
+    let id_of = |number: usize| number as u64 * (u64::MAX / numbers as u64);
+    // The step in which each number was last seen (0: not there), and the numbers seen in each.
+    let mut seen = vec![0u8; numbers];
+    let mut of_step: Vec<Vec<u32>> = vec![Vec::new()];
+    let (mut oldest, mut occupancy) = (1, 0);
+    let mut draws = Draws(3);
+    for first in (0..numbers).step_by(BATCH) {
+        let step = u8::try_from(of_step.len()).unwrap();
+        let mut batch = Vec::with_capacity(BATCH + BATCH / 8);
+        for i in 0..BATCH {
+            batch.push(first + i);
+            if i % 8 == 0 && first > 0 {
+                batch.push(first - 1 - draws.next() as usize % first.min(2 * rows));
+            }
+        }
+        let mut now = Vec::new();
+        for &number in &batch {
+            occupancy += usize::from(seen[number] == 0);
+            if seen[number] != step {
+                seen[number] = step;
+                now.push(number as u32);
+            }
+        }
+        of_step.push(now);
+        let mut evicted = Vec::new();
+        while occupancy > rows {
+            let mut old = std::mem::take(&mut of_step[oldest]);
+            old.retain(|&number| usize::from(seen[number as usize]) == oldest);
+            old.sort_unstable();
+            of_step[oldest] = old.split_off(old.len().min(occupancy - rows));
+            occupancy -= old.len();
+            for number in old {
+                seen[number as usize] = 0;
+                evicted.push(id_of(number as usize));
+            }
+            oldest += usize::from(of_step[oldest].is_empty());
+        }
+        let ids = batch.into_iter().map(id_of).collect();
+        next_step(Step { ids, evicted, occupancy });
+    }
+    (0..numbers).filter(|&number| seen[number] > 0).map(id_of).collect()
+}
+
 /// 10 million ids through a table of a million rows: who goes is who was seen longest ago, none
 /// is lost and none stays.
 #[test]
 fn ten_million_ids_through_a_million_rows() {
     const ROWS: usize = 1_000_000;
-    const BATCH: usize = 50_000;
-    let id_of = |number: usize| (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let eviction = Eviction::Lru;
-    let options =
-        IdMapOptions { capacity: ROWS as u64, admission: Admission::Always, eviction, seed: 1 };
-    let mut map = IdMap::new(options).unwrap();
-    // The model: the step in which each number was last seen (0: not there), and for each step
-    // the numbers seen in it.
-    let mut seen = vec![0u32; 10_000_000];
-    let mut of_step = vec![Vec::new()];
-    let (mut oldest, mut inside, mut next, mut hits) = (1, 0usize, 0usize, 0);
-    let mut draws = Draws(3);
-    while next < seen.len() {
-        let step = of_step.len() as u32;
-        // Mostly new ids, and some of the last two million.
-        let mut numbers = Vec::with_capacity(BATCH + BATCH / 8);
-        for i in 0..BATCH {
-            numbers.push(next + i);
-            if i % 8 == 0 && next > 0 {
-                numbers.push(next - 1 - draws.next() as usize % next.min(2 * ROWS));
-            }
+    let (admission, eviction) = (Admission::Always, Eviction::Lru);
+    let capacity = ROWS as u64;
+    let mut map = IdMap::new(IdMapOptions { capacity, admission, eviction, seed: 1 }).unwrap();
+    std::thread::scope(|scope| {
+        // The model runs ahead on a thread of its own.
+        let (sender, steps) = std::sync::mpsc::sync_channel(2);
+        let left = scope.spawn(move || {
+            lru_steps(ROWS, 10_000_000, |step| sender.send(step).expect("the test goes on"))
+        });
+        let (mut hits, mut evicted) = (0, 0);
+        for (number, step) in (1..).zip(steps) {
+            let resolved = map.resolve(&step.ids, number, true).unwrap();
+            assert!(resolved.evicted.iter().map(|gone| gone.id).eq(step.evicted), "step {number}");
+            assert_eq!(resolved.stats.occupancy, step.occupancy as u64);
+            assert_eq!(resolved.stats.overflow, 0);
+            assert!(resolved.rows.iter().all(|&row| row < capacity));
+            hits += resolved.stats.hits;
+            evicted += resolved.stats.evicted;
         }
-        next += BATCH;
-        let ids: Vec<u64> = numbers.iter().map(|&number| id_of(number)).collect();
-        let resolved = map.resolve(&ids, step.into(), true).unwrap();
-
-        hits += resolved.stats.hits;
-        let mut new = 0;
-        of_step.push(Vec::new());
-        for &number in &numbers {
-            new += usize::from(seen[number] == 0);
-            if seen[number] != step {
-                seen[number] = step;
-                of_step[step as usize].push((id_of(number), number));
-            }
-        }
-        let mut evicted = Vec::new();
-        let excess = (inside + new).saturating_sub(ROWS);
-        while evicted.len() < excess {
-            let mut old = std::mem::take(&mut of_step[oldest]);
-            old.retain(|&(_, number)| seen[number] == oldest as u32);
-            old.sort_unstable();
-            let rest = old.split_off(old.len().min(excess - evicted.len()));
-            for &(id, number) in &old {
-                seen[number] = 0;
-                evicted.push(id);
-            }
-            of_step[oldest] = rest;
-            oldest += usize::from(of_step[oldest].is_empty());
-        }
-        inside = inside + new - evicted.len();
-        assert_eq!(resolved.stats.overflow, 0);
-        assert_eq!(resolved.stats.occupancy, inside as u64);
-        assert!(resolved.rows.iter().all(|&row| row < ROWS as u64));
-        assert!(resolved.evicted.iter().map(|gone| gone.id).eq(evicted), "step {step}");
-    }
-    assert!(hits > 100_000, "{hits} hits");
-    let mut wanted: Vec<u64> = (0..next).filter(|&number| seen[number] > 0).map(id_of).collect();
-    wanted.sort_unstable();
-    assert!(map.export().ids == wanted);
+        assert!(hits > 100_000 && evicted > 9_000_000, "{hits} hits, {evicted} evicted");
+        assert!(map.export().ids == left.join().unwrap());
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::admission::{Gate, refuse};
 use super::rows::{Entry, Rows};
 use super::shortlist::{Candidate, Score, Shortlist};
 use super::{Eviction, IdMapOptions, IdRow, Resolved};
-use crate::index::Index;
+use crate::index::{AHEAD, Index};
 use crate::{CacheError, Result};
 
 /// Ids that are found together: their slots stay in the first cache.
@@ -73,7 +73,8 @@ impl IdMap {
         self.len() == 0
     }
 
-    /// Bytes of memory once all rows are in use: 40 a row, and the sketch's counters.
+    /// Bytes of memory, pages that were never written included: 40 a row of the capacity, up to
+    /// 10 more for lists of free rows and of rows that go first, and the sketch's counters.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.index.bytes() + self.rows.bytes() + self.shortlist.bytes() + self.gate.bytes()
@@ -263,10 +264,14 @@ struct NewIds {
 impl NewIds {
     fn new(batch: &[u64], places: &[usize]) -> Result<Self> {
         let mut index = Index::new(places.len() as u64)?;
-        let (mut ids, mut occurrences) = (Vec::new(), Vec::new());
+        let mut ids = Vec::with_capacity(places.len());
+        let mut occurrences = Vec::with_capacity(places.len());
         let mut ordinals = Vec::with_capacity(places.len());
-        for &place in places {
+        for (i, &place) in places.iter().enumerate() {
             let id = batch[place];
+            if let Some(&ahead) = places.get(i + AHEAD) {
+                index.prefetch(batch[ahead]);
+            }
             // Fewer than the index's capacity, which fits 32 bits.
             let next = ids.len() as u32;
             let ordinal = index.get_or_insert(id, next)?;

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! What happens is a function of the options and of the ids and steps given: hash order, memory
-//! and threads have no part in it. Memory: 40 bytes a row of the capacity ([`IdMap::bytes`]), and
-//! a counting sketch's cells.
+//! and threads have no part in it. Memory: 40 to 50 bytes a row of the capacity
+//! ([`IdMap::bytes`]), and a counting sketch's counters.
 
 mod admission;
 mod map;

@@ -3,10 +3,7 @@
 use tessera_device::HostBuffer;
 
 use crate::Result;
-use crate::index::prefetch;
-
-/// How many rows ahead of the one at hand entries are prefetched.
-const AHEAD: usize = 16;
+use crate::index::{AHEAD, prefetch};
 
 /// A row. Zero bytes are a free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -77,6 +74,9 @@ impl Rows {
             // Stable sorting makes use of the part that is in order already.
             self.freed.sort_by(|a, b| b.cmp(a));
             self.in_order = true;
+        }
+        if let Some(ahead) = self.freed.len().checked_sub(AHEAD) {
+            self.prefetch(self.freed[ahead]);
         }
         let row = self.freed.pop().unwrap_or_else(|| {
             self.fresh += 1;

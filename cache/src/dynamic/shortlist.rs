@@ -6,11 +6,11 @@
 //! bound: every row with (score, id) <= bound is on the list, with a score that was once its own
 //! lowest: pop the top; if its score has risen since, put it back with its score of now,
 //!         or drop it when that is beyond the bound
-//! empty:  one pass over all rows finds the lowest sixteenth of them, and so the next bound
+//! empty:  one pass over all rows finds the lowest eighth of them, and so the next bound
 //! ```
 //!
-//! So an eviction costs about 16 rows of a sequential pass and a share of a sort, and the list
-//! takes 1.5 to 3 bytes a row. What it gives is exactly the lowest, however it was filled.
+//! So an eviction costs about 8 rows of a sequential pass and a share of a sort, and the list
+//! takes 3 to 6 bytes a row. What it gives is exactly the lowest, however it was filled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ use std::collections::BinaryHeap;
 use super::rows::{Entry, Rows};
 
 /// The list holds one row in so many, at least, when it is filled.
-const SHARE: u64 = 16;
+const SHARE: u64 = 8;
 
 /// The fewest rows that a pass looks for.
 const FILL_MIN: u64 = 1024;
