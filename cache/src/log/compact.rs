@@ -127,7 +127,7 @@ fn plan(inner: &Inner, aim: Aim) -> Result<Option<Job>> {
 fn choose<'a>(inner: &Inner, state: &'a State, aim: Aim) -> Vec<&'a Held> {
     let sum = |of: fn(&Held) -> u64| state.held.values().map(of).sum::<u64>();
     let (records, live) = (sum(|held| held.seal.records), sum(|held| held.live.entries));
-    let (bytes, tombstones) = (sum(|held| held.seal.bytes), sum(|held| held.live.tombstones));
+    let tombstones = sum(|held| held.live.tombstones);
     let mut all: Vec<&Held> = state.held.values().collect();
     // Numbers settle ties, so that the choice does not depend on the map's order.
     all.sort_by_key(|held| order(&held.segment.header));
@@ -148,7 +148,8 @@ fn choose<'a>(inner: &Inner, state: &'a State, aim: Aim) -> Vec<&'a Held> {
     if tombstones > 0 && (aim == Aim::Room || tombstones * 8 > records) {
         return fill(inner, all);
     }
-    if all.len() as u64 > bytes / inner.options.segment_bytes * 2 + 8 {
+    if all.len() as u64 > records / inner.capacity * 2 + 8 {
+        // The two smallest fit one segment: on average they are less than half full.
         all.sort_by_key(|held| held.seal.records);
         let chosen = fill(inner, all);
         return if chosen.len() > 1 { chosen } else { Vec::new() };

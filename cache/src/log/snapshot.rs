@@ -63,9 +63,14 @@ impl Snapshot {
             }
         }
         if state.rows != self.rows || state.held.len() != self.files.len() {
-            let (rows, files) = (state.rows, state.held.len());
-            let expected = format!("{} rows in {} files", self.rows, self.files.len());
-            return Err(fault("all files", &format!("{rows} rows in {files} files: {expected}")));
+            let words = format!(
+                "{} rows in {} files, {} rows in {} files are listed",
+                state.rows,
+                state.held.len(),
+                self.rows,
+                self.files.len()
+            );
+            return Err(fault("all files", &words));
         }
         Ok(())
     }
