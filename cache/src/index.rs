@@ -1,12 +1,12 @@
 //! The index of a bounded set of ids: id -> slot, open addressing, found in batches.
 //!
 //! A line is one cache line: five keys and their five slots. A key is the hash of its id, and the
-//! hash is a bijection, so that ids come back from keys and equal keys mean equal ids. Its home
-//! line is the key scaled to the number of lines; when a line is full, the smallest key moves on
-//! to the next one. Keys thereby lie sorted from large to small over all lines:
+//! hash is a bijection: equal keys mean equal ids. Its home line is the key scaled to the number of
+//! lines; when a line is full, the smallest key moves on to the next one. Keys thereby lie sorted
+//! from large to small over all lines:
 //!
 //! ```text
-//! line = home(key); while line.keys[4] > key { line += 1 }     at 0.8 load: 1.2 lines on average
+//! line = home(key); while line.keys[4] > key { line += 1 }     at 0.8 load: 1.3 lines on average
 //! lane = how many of line.keys[0..4] are larger than key       no branch
 //! found = line.keys[lane] == key
 //! ```
@@ -36,11 +36,10 @@ const TAIL_LINES: usize = 16;
 /// How many ids ahead of the one at hand lines are prefetched.
 pub(crate) const AHEAD: usize = 16;
 
-/// Both odd, so that multiplying by them is a bijection; from the mixers of MurmurHash3 (fmix64)
-/// and others in wide use. They differ from splitmix64's, which chooses owners and rows of ids:
-/// ids that one of those hashes put together are spread by this one.
+/// Both odd, so that multiplying by them is a bijection; those of MurmurHash3's finaliser
+/// (fmix64). They differ from splitmix64's, which chooses owners and rows of ids: ids that it put
+/// together are spread here.
 const MULTIPLIERS: [u64; 2] = [0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53];
-const INVERSES: [u64; 2] = [inverse(MULTIPLIERS[0]), inverse(MULTIPLIERS[1])];
 
 /// The id whose key is 0: any that is rare in data.
 const ODD_ONE: u64 = 0x9E6C_63D0_676A_9A99;
@@ -85,11 +84,6 @@ impl Index {
         // At most 2^30 + 16 lines: fits where the buffer does.
         let lines = HostBuffer::zeroed(homes as usize + TAIL_LINES)?;
         Ok(Self { lines, homes, capacity, len: 0, odd_one: 0 })
-    }
-
-    /// Bytes of an index for `capacity` ids, unless crafted ids make it grow.
-    pub(crate) fn bytes_for(capacity: u64) -> u64 {
-        (homes_for(capacity) + TAIL_LINES as u64) * LINE_BYTES
     }
 
     /// Bytes of the index.
@@ -224,16 +218,6 @@ impl Index {
         }
     }
 
-    /// All (id, slot), in an order that depends on the set of ids alone.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let odd_one = Some((ODD_ONE, !self.odd_one)).filter(|&(_, slot)| slot != Self::NONE);
-        let lines = self.lines.iter().flat_map(|line| {
-            let taken = line.keys.into_iter().zip(line.slots).take_while(|&(key, _)| key != 0);
-            taken.map(|(key, slot)| (id_of(key), !slot))
-        });
-        odd_one.into_iter().chain(lines)
-    }
-
     /// Doubles the tail.
     fn grow(&mut self) -> Result<()> {
         let tail = self.lines.len() - self.homes as usize;
@@ -260,24 +244,6 @@ fn homes_for(capacity: u64) -> u64 {
 const fn key_of(id: u64) -> u64 {
     let x = (id ^ ODD_ONE).wrapping_mul(MULTIPLIERS[0]);
     (x ^ (x >> 32)).wrapping_mul(MULTIPLIERS[1])
-}
-
-/// The id of a key. Folding by half the width undoes itself.
-const fn id_of(key: u64) -> u64 {
-    let x = key.wrapping_mul(INVERSES[1]);
-    (x ^ (x >> 32)).wrapping_mul(INVERSES[0]) ^ ODD_ONE
-}
-
-/// The inverse of an odd number modulo 2^64, by Newton's iteration: x is right to 3 bits at
-/// first, and each round doubles them.
-const fn inverse(odd: u64) -> u64 {
-    let mut x = odd;
-    let mut round = 0;
-    while round < 5 {
-        x = x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)));
-        round += 1;
-    }
-    x
 }
 
 /// The home line of a key: the largest keys are at home in the first line.

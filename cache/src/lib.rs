@@ -15,7 +15,6 @@
 
 mod cold;
 mod dynamic;
-#[allow(dead_code, reason = "the tiers that use the rest of it are on their way")]
 mod index;
 pub mod log;
 mod ops;
