@@ -68,7 +68,7 @@ pub enum Error {
     /// Ranks read different data.
     #[error(
         "rank {rank}: after step {step} rank {other} goes on with other data than this rank: all \
-         ranks must read the same files"
+         ranks must read the same files (with data.read = \"own\" each reads its own)"
     )]
     UnevenData {
         /// This rank.
@@ -77,6 +77,17 @@ pub enum Error {
         step: u64,
         /// The rank whose data differ.
         other: usize,
+    },
+    /// Ranks were started with different configurations.
+    #[error(
+        "rank {rank} has another configuration than rank 0: {}; start all ranks with the same",
+        .keys.join(", ")
+    )]
+    OtherConfig {
+        /// The first rank whose configuration differs.
+        rank: usize,
+        /// Each key with its value on rank 0 and on that rank.
+        keys: Vec<String>,
     },
     /// An id that its table does not have, with the place it was read from.
     #[error("{place}: {source}")]
@@ -158,6 +169,7 @@ impl Error {
         match self {
             Self::Config(_)
             | Self::Usage(_)
+            | Self::OtherConfig { .. }
             | Self::Data(DataError::Spec { .. })
             | Self::Embedding(EmbeddingError::Plan { .. } | EmbeddingError::PlanInput { .. }) => 2,
             _ => 1,

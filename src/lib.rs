@@ -25,6 +25,7 @@ pub mod ranks;
 pub mod run_dir;
 pub mod safetensors_io;
 pub mod serve;
+pub mod shares;
 pub mod signals;
 pub mod source;
 pub mod tensors;

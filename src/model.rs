@@ -38,7 +38,7 @@ use tessera_embedding::{
 use crate::config::{ClipConfig, Config};
 use crate::evaluation::log_loss;
 use crate::metrics::Metrics;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, same_config};
 use crate::tensors::Tensor;
 use crate::{Error, Result};
 use tables::{Checked, Found, Tables};
@@ -77,6 +77,24 @@ impl Clock {
     #[must_use]
     pub fn finish(self) -> (f64, BTreeMap<String, f64>) {
         (self.start.elapsed().as_secs_f64() * 1e3, self.stages)
+    }
+}
+
+/// What a step's samples on all ranks add up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Total {
+    /// Samples of all ranks, at least one.
+    pub samples: u64,
+    /// What the sum of all samples' losses is divided by.
+    pub divisor: u64,
+}
+
+impl Total {
+    /// Of a batch whose loss is the mean over its samples.
+    #[must_use]
+    pub fn of(batch: &Batch) -> Self {
+        let samples = batch.samples() as u64;
+        Self { samples, divisor: samples }
     }
 }
 
@@ -191,6 +209,7 @@ impl<D: ModelDevice> Model<D> {
                 (Ranks::alone()?, Tables::Alone(tables))
             }
             Some((plan, world)) => {
+                same_config(&world, config)?;
                 let parallel = &config.parallel;
                 let total = world.size();
                 let grid = Grid2d::new(total, parallel.replicas as usize, parallel.placement)?;
@@ -365,32 +384,33 @@ impl<D: ModelDevice> Model<D> {
         }
     }
 
-    /// Trains on one global batch. A collective.
+    /// Trains on one global batch, of which this rank has the samples `own`, maybe none. A
+    /// collective.
     ///
     /// Errors: [`Error::BadInput`] and [`Error::BadLabel`] before anything is written; what the
     /// device says at any time.
     pub fn train_step(
         &mut self,
-        batch: &Batch,
+        own: &Batch,
+        total: Total,
         scalars: StepScalars,
         metrics: &Metrics,
         clock: &mut Clock,
     ) -> Result<Stepped> {
-        let own = self.own(batch);
         let samples = own.samples();
-        let checked = self.check_labels(&own).and_then(|()| self.check(&own, metrics));
+        let checked = self.check_labels(own).and_then(|()| self.check(own, metrics));
         let checked = self.ranks.agree(checked)?;
         let mut found = self.tables.route(&self.stream, checked)?;
         self.tables.group(&self.stream, &found)?;
         self.tables.finish_sync(&self.stream)?;
         clock.lap("route");
-        self.forward(&own, &mut found, metrics, clock)?;
+        self.forward(own, &mut found, metrics, clock)?;
 
         let (stream, acts) = (&self.stream, &mut self.activations);
         self.device.upload(stream, own.labels(), &mut acts.labels, 0)?;
         let weights = own.sample_weights().unwrap_or(&self.ones[..samples]);
         self.device.upload(stream, weights, &mut acts.sample_weights, 0)?;
-        let mean = self.towers.loss(stream, acts, samples, batch.samples() as u64)?;
+        let mean = self.towers.loss(stream, acts, samples, total.divisor)?;
         let [mean] = self.ranks.sum([mean])?;
         clock.lap("forward");
         if !mean.is_finite() {
@@ -458,7 +478,7 @@ impl<D: ModelDevice> Model<D> {
         }
         self.device.synchronize(stream)?;
         clock.lap("update_dense");
-        Ok(Stepped::Done(self.sums(&own, mean)?))
+        Ok(Stepped::Done(self.sums(own, total, mean)?))
     }
 
     /// Gradients of all parameters, added over ranks, and of this rank's pooled vectors. Gives
@@ -514,7 +534,7 @@ impl<D: ModelDevice> Model<D> {
     }
 
     /// The sums of a step over all ranks for the windowed entropy. A collective.
-    fn sums(&self, own: &Batch, mean: f64) -> Result<StepLoss> {
+    fn sums(&self, own: &Batch, total: Total, mean: f64) -> Result<StepLoss> {
         let weight = |i: usize| own.sample_weights().map_or(1.0, |w| f64::from(w[i]));
         let (mut logloss, mut labels, mut weights) = (0.0, 0.0, 0.0);
         for (i, &label) in own.labels().iter().enumerate() {
@@ -523,7 +543,10 @@ impl<D: ModelDevice> Model<D> {
         }
         match self.loss {
             // The mean is over all ranks already; the sum over ranks makes it whole again.
-            Loss::Bce => logloss = mean * own.samples() as f64,
+            Loss::Bce => {
+                let padded = total.divisor as f64 / total.samples as f64;
+                logloss = mean * own.samples() as f64 * padded;
+            }
             Loss::Mse => {
                 let mut logits = vec![0.0; own.samples()];
                 self.towers.logits(&self.stream, &self.activations, &mut logits)?;

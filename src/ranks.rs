@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tessera_comm::{Communicator, Options, Wire, single};
 
+use crate::config::{Config, differing_keys};
 use crate::{Error, Result};
 
 /// A rank among the ranks of a run.
@@ -174,6 +175,21 @@ where
         values.push(value.map_err(|reason| Error::OtherRank { rank, reason })?);
     }
     Ok(values)
+}
+
+/// Checks that all ranks were given the same configuration, but for what each may have for itself.
+/// A collective.
+///
+/// Errors, on all ranks alike: [`Error::OtherConfig`].
+pub fn same_config(ranks: &Communicator, config: &Config) -> Result<()> {
+    let all = agreed(ranks, Ok(config.resolved.clone()))?;
+    for (rank, other) in all.iter().enumerate().skip(1) {
+        let keys = differing_keys(&all[0], other);
+        if !keys.is_empty() {
+            return Err(Error::OtherConfig { rank, keys });
+        }
+    }
+    Ok(())
 }
 
 /// Lets the first rank do `work`, such as changing a pointer file, and tells all how it went. A

@@ -1,5 +1,7 @@
 //! From a configuration to the data it names.
 
+use std::path::PathBuf;
+
 use tessera_data::{
     BatchStream, DataError, DataMetrics, Event, FeatureSpec, Position, Prefetch, Schema, Shuffle,
     SourceSpec, StreamOptions, Waited, ceiling_auc,
@@ -99,6 +101,20 @@ pub struct Batches {
     reading: Reading,
     epoch_samples: Option<u64>,
     signals: Signals,
+    /// Epoch under way.
+    epoch: u64,
+    epochs: u64,
+    /// Whether others have the samples if these files have none.
+    is_part: bool,
+}
+
+/// The part of the training data that one of several ranks reads for itself.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Its files, which may be none.
+    pub files: Vec<PathBuf>,
+    /// Its samples of a batch.
+    pub batch_size: usize,
 }
 
 enum Reading {
@@ -106,6 +122,8 @@ enum Reading {
     Serial(Box<BatchStream>),
     /// Ahead, by a thread of its own.
     Prefetch(Prefetch),
+    /// There are no samples: epochs end as they begin.
+    Nothing,
 }
 
 /// What comes next.
@@ -129,16 +147,35 @@ impl Batches {
         metrics: &DataMetrics,
         signals: &Signals,
     ) -> Result<Option<Self>> {
-        let options = StreamOptions {
-            batch_size: config.data.batch_size,
-            epochs: Some(config.train.epochs),
-            shuffle: (config.data.shuffle_window > 1).then_some(Shuffle {
-                window_samples: config.data.shuffle_window,
-                seed: config.seed,
-            }),
-            start,
-        };
+        let options = training(config, config.data.batch_size, start);
         Self::open(required(config, Split::Train)?, options, config.pipeline, metrics, signals)
+    }
+
+    /// As [`Batches::train`], of one rank's part of the files. Where it has no samples, each epoch
+    /// is over at once.
+    ///
+    /// Errors: data that cannot be opened.
+    pub fn train_part(
+        config: &Config,
+        part: Part,
+        start: Position,
+        metrics: &DataMetrics,
+        signals: &Signals,
+    ) -> Result<Option<Self>> {
+        let options = training(config, part.batch_size, start);
+        if part.files.is_empty() {
+            return Ok(Some(Self {
+                reading: Reading::Nothing,
+                epoch_samples: Some(0),
+                signals: signals.clone(),
+                epoch: start.epoch,
+                epochs: config.train.epochs,
+                is_part: true,
+            }));
+        }
+        let spec = SourceSpec { files: part.files, ..required(config, Split::Train)? };
+        let batches = Self::open(spec, options, config.pipeline, metrics, signals)?;
+        Ok(batches.map(|batches| Self { is_part: true, ..batches }))
     }
 
     /// One pass over the evaluation batches; `None` when a signal came.
@@ -175,7 +212,14 @@ impl Batches {
             }
             PipelineMode::Serial => Reading::Serial(Box::new(stream)),
         };
-        Ok(Some(Self { reading, epoch_samples, signals: signals.clone() }))
+        Ok(Some(Self {
+            reading,
+            epoch_samples,
+            signals: signals.clone(),
+            epoch: options.start.epoch,
+            epochs: options.epochs.unwrap_or(u64::MAX),
+            is_part: false,
+        }))
     }
 
     /// Samples of an epoch, if the data tells without being read.
@@ -195,12 +239,35 @@ impl Batches {
             Reading::Prefetch(prefetch) => {
                 prefetch.next_event_unless(|| self.signals.received().is_some())
             }
+            Reading::Nothing if self.epoch < self.epochs => {
+                let (epoch, after) = (self.epoch, Position { epoch: self.epoch + 1, sample: 0 });
+                Ok(Waited::Event(Event::EpochEnd { epoch, after }))
+            }
+            Reading::Nothing => Ok(Waited::End),
         };
+        if let Ok(Waited::Event(Event::EpochEnd { after, .. })) = &waited {
+            self.epoch = after.epoch;
+        }
         Ok(match waited {
+            Err(DataError::NoSamples { .. }) if self.is_part => {
+                self.reading = Reading::Nothing;
+                return self.next_event();
+            }
             Err(DataError::Cancelled) | Ok(Waited::Stopped) => Next::Stopped,
             Ok(Waited::Event(event)) => Next::Event(event),
             Ok(Waited::End) => Next::End,
             Err(error) => return Err(error.into()),
         })
+    }
+}
+
+/// How a configuration's training data are streamed.
+fn training(config: &Config, batch_size: usize, start: Position) -> StreamOptions {
+    StreamOptions {
+        batch_size,
+        epochs: Some(config.train.epochs),
+        shuffle: (config.data.shuffle_window > 1)
+            .then_some(Shuffle { window_samples: config.data.shuffle_window, seed: config.seed }),
+        start,
     }
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use prometheus::Registry;
 use tessera_comm::{CommMetrics, Communicator, LaunchEnv, Launcher, Options, threads};
-use tessera_data::Event;
 use tessera_device::Cpu;
 use tessera_embedding::plan::Plan;
 
@@ -19,13 +18,14 @@ use crate::metrics::Metrics;
 use crate::model::{Clock, FirstValues, Model, ModelDevice};
 use crate::plan;
 use crate::progress::{Progress, Standing};
+use crate::ranks::Ranks;
 #[cfg(feature = "mpi")]
 use crate::ranks::agree;
-use crate::ranks::{Ranks, agreed};
 use crate::run_dir::{RunDir, Summary};
 use crate::serve::{Health, MetricsServer};
+use crate::shares::{Shares, Turn};
 use crate::signals::{Signal, Signals};
-use crate::source::{self, Batches, Next};
+use crate::source;
 use crate::trainer::{Evaluated, Trainer};
 use crate::{Error, Result, console};
 
@@ -305,10 +305,9 @@ fn train_on<D: ModelDevice>(
     if let Some(weights) = start.weights() {
         trainer.init(weights)?;
     }
-    let position = trainer.moment().position;
-    let batches = ranks.agree(Batches::train(config, position, &metrics.data, signals))?;
-    let interrupted = ranks.any(batches.is_none())?;
-    let Some(batches) = batches.filter(|_| !interrupted) else {
+    let here = Rc::clone(&ranks);
+    let shares = Shares::train(config, here, trainer.moment(), &metrics.data, signals)?;
+    let Some(shares) = shares else {
         // Nothing was done since the checkpoint.
         return Ok(signals.received().map_or(Ended::Done, Ended::Signal));
     };
@@ -326,7 +325,7 @@ fn train_on<D: ModelDevice>(
     };
     let mut run = ranks.agree(opened)?;
     let by_epochs =
-        batches.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
+        shares.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
     let mut progress = ranks.is_first().then(|| {
         Progress::new(
             samples_total(config, by_epochs),
@@ -344,7 +343,7 @@ fn train_on<D: ModelDevice>(
         config,
         trainer: &mut trainer,
         ranks: Rc::clone(&ranks),
-        batches,
+        shares,
         checkpoints: out.path.join("checkpoints"),
         run: run.as_mut(),
         progress: progress.as_mut(),
@@ -424,12 +423,12 @@ fn samples_total(config: &Config, by_epochs: Option<u64>) -> Option<u64> {
     by_epochs.into_iter().chain(config.train.max_steps.map(most)).min()
 }
 
-/// Bytes of the training files together, where they are plain files.
-fn data_bytes(config: &Config) -> Option<u64> {
+/// Bytes of files together, where they are plain files.
+fn data_bytes(files: &[PathBuf]) -> Option<u64> {
     let size = |path: &PathBuf| {
         std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len())
     };
-    config.data.train.iter().map(size).sum::<Option<u64>>().filter(|&bytes| bytes > 0)
+    files.iter().map(size).sum::<Option<u64>>().filter(|&bytes| bytes > 0)
 }
 
 /// Samples of the whole run, from the share of the data's bytes that gave `samples` so far.
@@ -444,7 +443,7 @@ struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
     trainer: &'a mut Trainer<'t, D>,
     ranks: Rc<Ranks>,
-    batches: Batches,
+    shares: Shares,
     checkpoints: PathBuf,
     /// The run's folder and the terminal, which the first rank has.
     run: Option<&'a mut RunDir>,
@@ -459,8 +458,10 @@ impl<D: ModelDevice> Session<'_, '_, D> {
         if self.owes_judgement() {
             evaluated = self.evaluate()?;
         }
-        let unknown_bytes =
-            if self.batches.epoch_samples().is_none() { data_bytes(self.config) } else { None };
+        let unknown_bytes = match self.shares.epoch_samples() {
+            None => data_bytes(self.shares.files(self.config)),
+            Some(_) => None,
+        };
         let ended = loop {
             if let Some(signal) = self.signal()? {
                 break Ended::Signal(signal);
@@ -474,15 +475,15 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 break Ended::Done;
             }
             let mut clock = Clock::start();
-            let next = self.next_event()?;
+            let turn = self.shares.next_turn(step)?;
             clock.lap("read");
-            match next {
-                Next::End => break Ended::Done,
+            match turn {
+                Turn::End => break Ended::Done,
                 // The signal is found where the loop begins.
-                Next::Stopped => {}
-                Next::Event(Event::Batch { batch, epoch, after }) => {
+                Turn::Stopped => {}
+                Turn::Step(share) => {
                     let run = self.run.as_deref_mut();
-                    let line = self.trainer.step(run, &batch, epoch, after, clock)?;
+                    let line = self.trainer.step(run, &share, clock)?;
                     if let Some(bytes) = unknown_bytes
                         && line.step.is_multiple_of(self.config.train.log_every)
                     {
@@ -491,7 +492,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                     if let Some(progress) = &mut self.progress {
                         progress.step(&Standing {
                             step: line.step,
-                            epoch,
+                            epoch: line.epoch,
                             samples: line.samples,
                             loss: line.loss.unwrap_or(f64::NAN),
                             window_ne: line.window_ne,
@@ -509,7 +510,7 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                         self.checkpoint(false)?;
                     }
                 }
-                Next::Event(Event::EpochEnd { .. }) => {
+                Turn::EpochEnd => {
                     // Between epochs a metric that is followed is looked at too.
                     if self.config.train.early_stop.is_some() && !self.is_current(&evaluated) {
                         evaluated = self.evaluate()?;
@@ -605,39 +606,6 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             .into_iter()
             .find(|signal| u64::from(signal.exit_code()) == largest))
     }
-
-    /// The next event of the stream that all ranks read: that one has another number of batches
-    /// means that their data differ.
-    fn next_event(&mut self) -> Result<Next> {
-        let next = self.batches.next_event();
-        if self.ranks.is_alone() {
-            return next;
-        }
-        let mut event = None;
-        // What of the event all ranks must have; nothing when a signal came, which is agreed on
-        // where the loop begins.
-        let mut here: Option<(u64, u64)> = None;
-        let told = next.map(|next| {
-            here = match &next {
-                Next::Stopped => None,
-                Next::End => Some((0, 0)),
-                Next::Event(Event::EpochEnd { .. }) => Some((1, 0)),
-                Next::Event(Event::Batch { batch, .. }) => Some((2, batch.samples() as u64)),
-            };
-            event = Some(next);
-            here
-        });
-        let all = agreed(self.ranks.control(), told)?;
-        let differs = |there: &Option<(u64, u64)>| there.is_some() && *there != here;
-        match all.iter().position(differs) {
-            Some(other) if here.is_some() => Err(Error::UnevenData {
-                rank: self.ranks.rank(),
-                step: self.trainer.moment().step,
-                other,
-            }),
-            _ => Ok(event.expect("no rank has an error")),
-        }
-    }
 }
 
 /// Whether something that happens every so many steps happens after step `step`.
@@ -665,7 +633,7 @@ fn report(summary: &Summary) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PlanSource;
+    use crate::config::{PlanSource, Uneven};
     use tessera_comm::Codec;
     use tessera_embedding::plan::Placement;
 
@@ -689,6 +657,7 @@ mod tests {
             codec_forward: Codec::Fp32,
             codec_backward: Codec::Fp32,
             time_limit: std::time::Duration::from_secs(1),
+            uneven: Uneven::Drain,
         }
     }
 

@@ -8,17 +8,18 @@
 use std::path::Path;
 use std::time::Instant;
 
-use tessera_data::{Batch, Event, Position};
+use tessera_data::{Event, Position};
 use tessera_dense::Schedule;
 
 use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
 use crate::cli::Split;
-use crate::config::{Config, EarlyStop, OnNonfinite};
+use crate::config::{Config, EarlyStop, OnNonfinite, Read};
 use crate::evaluation::{Evaluation, Evaluator};
 use crate::metrics::Metrics;
 use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
 use crate::ranks::on_first;
 use crate::run_dir::{RunDir, StepLine};
+use crate::shares::Share;
 use crate::signals::Signals;
 use crate::source::{self, Batches, Next};
 use crate::window::Window;
@@ -65,6 +66,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             samples: 0,
             updates: 0,
             position: Position::default(),
+            positions: Vec::new(),
             seed: config.seed,
             window: Window::new(config.train.window_steps),
             best: None,
@@ -121,18 +123,16 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         &self.moment
     }
 
-    /// Trains on one global batch, which ends at position `after` of epoch `epoch`, and writes its
-    /// line to the run's folder, which the first rank has. `clock` has run since the batch was
-    /// asked for. A collective, like everything below.
+    /// Trains on one global batch, of which this rank has its share, and writes its line to the
+    /// run's folder, which the first rank has. `clock` has run since the batch was asked for. A
+    /// collective, like everything below.
     ///
     /// Errors: bad input or a gradient that is not finite (nothing of the step is written), or a
     /// failure, after which the trainer refuses further work.
     pub fn step(
         &mut self,
         run: Option<&mut RunDir>,
-        batch: &Batch,
-        epoch: u64,
-        after: Position,
+        share: &Share,
         mut clock: Clock,
     ) -> Result<StepLine> {
         self.alive()?;
@@ -140,7 +140,8 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         self.model.set_step(number);
         let lr_factor = self.schedule.factor(self.moment.updates + 1);
         let scalars = StepScalars { update: self.moment.updates + 1, lr_factor };
-        let outcome = self.model.train_step(batch, scalars, self.metrics, &mut clock);
+        let outcome =
+            self.model.train_step(&share.own, share.total, scalars, self.metrics, &mut clock);
         let loss = match outcome {
             Ok(Stepped::Done(loss)) => {
                 self.moment.updates += 1;
@@ -169,12 +170,13 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             }
         };
         self.moment.step = number;
-        self.moment.samples += batch.samples() as u64;
-        self.moment.position = after;
+        self.moment.samples += share.total.samples;
+        self.moment.position = share.after;
+        self.moment.positions.clone_from(&share.positions);
         let (step_ms, stages) = clock.finish();
         let line = StepLine {
             step: number,
-            epoch,
+            epoch: share.epoch,
             samples: self.moment.samples,
             loss,
             window_ne: self.moment.window.ne(),
@@ -184,14 +186,14 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         if let Some(run) = run {
             run.step(&line).inspect_err(|error| self.failed = Some(error.to_string()))?;
         }
-        self.show(&line, batch, lr_factor);
+        self.show(&line, share.total.samples, lr_factor);
         Ok(line)
     }
 
-    fn show(&self, line: &StepLine, batch: &Batch, lr_factor: f64) {
+    fn show(&self, line: &StepLine, samples: u64, lr_factor: f64) {
         let metrics = self.metrics;
         metrics.steps.inc();
-        metrics.samples.inc_by(batch.samples() as u64);
+        metrics.samples.inc_by(samples);
         metrics.epoch.set(line.epoch as i64);
         if let Some(loss) = line.loss {
             metrics.loss.set(loss);
@@ -329,6 +331,26 @@ fn differences(before: &Config, config: &Config) -> Vec<String> {
         faults.push(format!(
             "its run has seed {}, the configuration {}; a run goes on with its own seed",
             before.seed, config.seed
+        ));
+    }
+    let name = |read: Read| match read {
+        Read::All => "all",
+        Read::Own => "own",
+    };
+    let (old, new) = (before.data.read, config.data.read);
+    let (old_ranks, new_ranks) = (before.parallel.ranks, config.parallel.ranks);
+    if old != new {
+        faults.push(format!(
+            "its run has data.read = \"{}\", the configuration \"{}\"; a run goes on as it began, \
+             or begins anew from exported weights (--init)",
+            name(old),
+            name(new)
+        ));
+    } else if old == Read::Own && old_ranks != new_ranks {
+        faults.push(format!(
+            "its {old_ranks} ranks read files of their own and are each at a place of theirs, the \
+             configuration has {new_ranks} ranks: set parallel.ranks = {old_ranks}, or begin anew \
+             from exported weights (--init)"
         ));
     }
     for table in &config.tables {

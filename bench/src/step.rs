@@ -9,7 +9,7 @@ use std::path::Path;
 use prometheus::Registry;
 use tessera::config::{ClipConfig, Config};
 use tessera::metrics::Metrics;
-use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped};
+use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped, Total};
 use tessera::tensors::{Block, ReadTensors};
 use tessera_data::{Batch, Event};
 use tessera_dense::{DenseOptimizer, Interaction, ModelSpec};
@@ -161,7 +161,7 @@ impl Training {
 
     fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
         let scalars = StepScalars { update: self.updates + 1, lr_factor: 1.0 };
-        match self.model.train_step(batch, scalars, &self.metrics, clock)? {
+        match self.model.train_step(batch, Total::of(batch), scalars, &self.metrics, clock)? {
             Stepped::Done(loss) => {
                 self.updates += 1;
                 Ok(loss)

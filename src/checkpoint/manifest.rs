@@ -8,8 +8,8 @@ use tessera_data::Position;
 use crate::window::Window;
 
 /// Version of the layout described in docs/formats.md that is written.
-pub const VERSION: u32 = 2;
-/// Versions that are read. The first knew pieces of whole rows only.
+pub const VERSION: u32 = 3;
+/// Versions that are read. The first knew pieces of whole rows only, the second one position.
 pub(super) const READ: RangeInclusive<u32> = 1..=VERSION;
 
 /// The scalars of one moment of a run.
@@ -21,8 +21,11 @@ pub struct Moment {
     pub samples: u64,
     /// Update count of the optimizers (t); skipped steps do not move it.
     pub updates: u64,
-    /// Where the training data goes on.
+    /// Where the training data goes on, in the samples of all ranks together.
     pub position: Position,
+    /// Where the data of each rank goes on, if each reads files of its own; else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<Position>,
     /// Seed of the run: with `step` and `position` it is the whole random state.
     pub seed: u64,
     /// The windowed loss.

@@ -4,6 +4,7 @@
 //! gives a configuration that the rest of the program may rely on, or *all* faults at once, each
 //! with its key. docs/config.md describes every key; a test holds the two together.
 
+mod differences;
 mod optimizer;
 mod overrides;
 mod parallel;
@@ -25,7 +26,8 @@ use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec, Schedule};
 use tessera_embedding::plan::Sharding;
 use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
 
-pub use parallel::{Comm, ParallelConfig, PlanSource};
+pub use differences::differing_keys;
+pub use parallel::{Comm, ParallelConfig, PlanSource, Uneven};
 pub use topology::load_topology;
 
 /// One thing that is wrong with a configuration.
@@ -125,6 +127,8 @@ pub struct DataConfig {
     pub train: Vec<PathBuf>,
     /// Files (or directories) to evaluate on.
     pub eval: Vec<PathBuf>,
+    /// Which of them each rank trains on.
+    pub read: Read,
     /// Samples a step over all ranks.
     pub batch_size: usize,
     /// Samples a batch when evaluating.
@@ -147,6 +151,15 @@ pub struct DataConfig {
     pub shuffle_window: u64,
     /// `[data.synthetic]`, with format `synthetic` only.
     pub synthetic: Option<SyntheticConfig>,
+}
+
+/// Which training files a rank reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// All, of whose batches it takes its part: batches do not depend on the number of ranks.
+    All,
+    /// Every `ranks`-th one, whose batches are its parts.
+    Own,
 }
 
 /// The built-in source.

@@ -1,4 +1,5 @@
-//! `[parallel]`: how many ranks, how they talk, and who keeps which table.
+//! `[parallel]`: how many ranks, how they talk, who keeps which table, and what happens when a rank
+//! runs out of data.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use tessera_comm::Codec;
 use tessera_embedding::plan::{Placement, Route};
 
+use super::Read;
 use super::section::Section;
 
 /// Longest time limit, in seconds: a day.
@@ -24,6 +26,15 @@ pub enum Comm {
     Threads,
     /// Ranks are processes that an MPI launcher started.
     Mpi,
+}
+
+/// What the loss of a step is divided by when some ranks have run out of data of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uneven {
+    /// By the samples that there are: their mean.
+    Drain,
+    /// By the samples of a whole batch: those that are missing have weight 0.
+    Pad,
 }
 
 /// Where the plan comes from.
@@ -58,10 +69,12 @@ pub struct ParallelConfig {
     pub codec_backward: Codec,
     /// How long an operation waits for the other ranks.
     pub time_limit: Duration,
+    /// What a step's loss is divided by, where ranks read files of their own.
+    pub uneven: Uneven,
 }
 
-/// Reads the section.
-pub(super) fn parallel(mut section: Section<'_>) -> ParallelConfig {
+/// Reads the section but for what depends on how data are read.
+pub(super) fn parallel(section: &mut Section<'_>) -> ParallelConfig {
     let ranks = section.at_least_one("ranks", 1u64);
     let (threads, single) = (("threads", Comm::Threads), ("single", Comm::Single));
     let comm = match ranks {
@@ -122,7 +135,6 @@ pub(super) fn parallel(mut section: Section<'_>) -> ParallelConfig {
             format!("is {seconds}; it must be above 0 and at most {TIME_LIMIT_MAX_S}"),
         );
     }
-    section.finish(None);
     ParallelConfig {
         ranks: ranks as usize,
         comm,
@@ -134,5 +146,20 @@ pub(super) fn parallel(mut section: Section<'_>) -> ParallelConfig {
         codec_forward,
         codec_backward,
         time_limit: Duration::from_secs_f64(seconds.clamp(1e-3, TIME_LIMIT_MAX_S)),
+        uneven: Uneven::Drain,
+    }
+}
+
+/// Reads `uneven`, which has a meaning only where ranks can run out of data one by one.
+pub(super) fn uneven(section: &mut Section<'_>, read: Read) -> Uneven {
+    match read {
+        Read::Own => section.choice("uneven", &[("drain", Uneven::Drain), ("pad", Uneven::Pad)]),
+        Read::All => {
+            section.refuse(
+                "uneven",
+                "all ranks read the same data: only data.read = \"own\" has ends that differ",
+            );
+            Uneven::Drain
+        }
     }
 }

@@ -7,12 +7,12 @@ use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticDense, Synthetic
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
 use tessera_embedding::BadIdPolicy;
 
-use super::parallel::parallel;
+use super::parallel::{parallel, uneven};
 use super::section::Section;
 use super::table::{Shared, table};
 use super::{
     ClipConfig, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
-    PipelineMode, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
+    PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
 
 /// Most worker threads: more than any one machine has cores, few enough to start at once.
@@ -31,7 +31,8 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
             format!("must be from 1 to {THREADS_MAX} (leave it out for all cores)"),
         );
     }
-    let parallel = parallel(root.section("parallel"));
+    let mut parallel_section = root.section("parallel");
+    let mut parallel = parallel(&mut parallel_section);
     let replicas = parallel.replicas;
     let pipeline = pipeline(root.section("pipeline"));
 
@@ -60,6 +61,18 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     let model = model(&mut model_section);
     let mut data_section = root.section("data");
     let data = data(&mut data_section, &model);
+    parallel.uneven = uneven(&mut parallel_section, data.read);
+    parallel_section.finish(None);
+    if data.read == Read::Own && (1..parallel.ranks).contains(&data.batch_size) {
+        let (samples, ranks) = (data.batch_size, parallel.ranks);
+        data_section.fault(
+            "batch_size",
+            format!(
+                "of {samples} leaves some of {ranks} ranks no sample a step of the files that they \
+                 alone read (data.read = \"own\"); at least {ranks}"
+            ),
+        );
+    }
     let shared = Shared { entries: &sparse_entries, optimizer: sparse_optimizer, faulty, replicas };
     let tables: Vec<TableConfig> =
         root.sections("table").into_iter().map(|section| table(section, &data, &shared)).collect();
@@ -176,6 +189,7 @@ fn data(section: &mut Section<'_>, model: &ModelConfig) -> DataConfig {
         format,
         train: Vec::new(),
         eval: Vec::new(),
+        read: section.choice("read", &[("all", Read::All), ("own", Read::Own)]),
         batch_size,
         eval_batch_size,
         dense: Vec::new(),
@@ -207,6 +221,9 @@ fn data(section: &mut Section<'_>, model: &ModelConfig) -> DataConfig {
         data.synthetic = Some(synthetic(section.section("synthetic")));
         for key in ["train", "eval"] {
             section.refuse(key, "format synthetic reads no files; its size is in [data.synthetic]");
+        }
+        if known.is_some() && data.read == Read::Own {
+            section.fault("read", "format synthetic reads no files that ranks could share out");
         }
     } else {
         section.refuse("synthetic", "only format synthetic has these settings");

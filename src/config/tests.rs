@@ -207,10 +207,16 @@ fn one_mistake_is_one_fault() {
         ("model.dcn.rank=3", "model.dcn.rank", "other than dcn"),
         ("model.bottom_mlp=[8, 5]", "model.bottom_mlp", "dim 4"),
         ("metrics=9464", "metrics", "expected a section"),
+        ("data.read=mine", "data.read", "`mine` is not one of all and own"),
+        ("parallel.uneven=pad", "parallel.uneven", "all ranks read the same data"),
         ("seed=18446744073709551615", "seed", "a whole number"),
     ] {
         one_fault(SMALL, &[set], key, part);
     }
+    // A rank reads its own files in vain when no batch has room for its samples.
+    let set = ["data.read=own", "parallel.ranks=33"];
+    one_fault(SMALL, &set, "data.batch_size", "at least 33");
+    load(SMALL, &["data.read=own", "parallel.ranks=32", "parallel.uneven=pad"]);
     // Without evaluation data nothing can be followed.
     let set = ["data.eval=[]", "train.early_stop.metric=auc"];
     one_fault(SMALL, &set, "train.early_stop.metric", "no data.eval");
@@ -231,6 +237,7 @@ fn keys_of_other_formats_are_refused_by_name() {
         ("mlperf-npy", "data.dense", "[\"a\", \"b\", \"c\"]"),
         ("synthetic", "data.train", "\"x\""),
         ("synthetic", "data.eval", "\"x\""),
+        ("synthetic", "data.read", "\"own\""),
         ("raw", "data.synthetic", "{samples=5}"),
         ("criteo-tsv", "data.dense_transform", "\"none\""),
         ("criteo-tsv", "table.0.hots", "1"),

@@ -8,6 +8,7 @@ use tessera::config::Config;
 use tessera::metrics::Metrics;
 use tessera::model::{Clock, FirstValues, Model};
 use tessera::run_dir::RunDir;
+use tessera::shares::Share;
 use tessera::signals::Signals;
 use tessera::source::{Batches, Next};
 use tessera::trainer::Trainer;
@@ -116,7 +117,8 @@ fn train(project: &Project, set: &[&str]) -> (Page, Option<String>) {
                 }
                 Next::Event(Event::EpochEnd { .. }) => {}
                 Next::Event(Event::Batch { batch, epoch, after }) => {
-                    trainer.step(Some(&mut run), &batch, epoch, after, clock)?;
+                    let share = Share::whole(batch, epoch, after);
+                    trainer.step(Some(&mut run), &share, clock)?;
                 }
             }
         }

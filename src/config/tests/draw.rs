@@ -74,7 +74,8 @@ impl Draw {
         }
     }
 
-    fn data(&mut self, out: &mut String, format: &str) {
+    /// Gives whether ranks read files of their own.
+    fn data(&mut self, out: &mut String, format: &str) -> bool {
         writeln!(out, "[data]\nformat = \"{format}\"\nbatch_size = 64").unwrap();
         let transform =
             if format == "criteo-tsv" { "log1p" } else { self.pick(&["none", "log1p"]) };
@@ -104,8 +105,10 @@ impl Draw {
                     "interactions = 1",
                 ],
             );
-            return;
+            return false;
         }
+        let read = self.pick(&["", "read = \"all\"", "read = \"own\""]);
+        writeln!(out, "{read}").unwrap();
         let paths = ["\"one\"", "[\"a\", \"/b/c\"]", "[\"${TESSERA_NO_SUCH_NAME:-../x}/./y\"]"];
         writeln!(out, "train = {}\neval = {}", self.pick(&paths), self.pick(&paths)).unwrap();
         if format == "parquet" {
@@ -114,6 +117,7 @@ impl Draw {
         } else if format == "criteo-tsv" {
             self.some(out, &["dense = [\"i5\", \"i13\", \"i1\"]"]);
         }
+        read.contains("own")
     }
 
     fn table(&mut self, out: &mut String, index: usize, format: &str, shared: Option<&str>) {
@@ -168,7 +172,7 @@ impl Draw {
         let mut out = String::new();
         self.some(&mut out, &["seed = 12", "threads = 3"]);
         let format = self.pick(&["criteo-tsv", "mlperf-npy", "raw", "parquet", "synthetic"]);
-        self.data(&mut out, format);
+        let own = self.data(&mut out, format);
         let interaction = self.pick(&["dot", "dcn", "concat"]);
         writeln!(
             out,
@@ -229,6 +233,9 @@ impl Draw {
                 "time_limit_s = 30",
             ],
         );
+        if own {
+            self.some(&mut out, &["uneven = \"pad\""]);
+        }
         writeln!(out, "[pipeline]").unwrap();
         self.some(&mut out, &["micro_batches = 1", "cluster = \"none\""]);
         let modes = ["", "mode = \"serial\"", "mode = \"prefetch\"\ndepth = 9"];
