@@ -15,6 +15,13 @@ pub fn project(golden: &Path) -> Project {
     project
 }
 
+/// `--set` for the sharding of every table of a golden run.
+pub fn sharded(golden: &Path, sharding: &str) -> String {
+    let text = std::fs::read_to_string(golden.join("config.toml")).unwrap();
+    let tables = text.matches("[[table]]").count();
+    (0..tables).map(|table| format!(" --set table.{table}.sharding={sharding}")).collect()
+}
+
 /// What the reference says of a golden run.
 pub fn expected(golden: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(golden.join("expected.json")).unwrap()).unwrap()

@@ -1,21 +1,10 @@
-//! Runs on several ranks, through the command line: the answer of one rank, whoever keeps what.
+//! The golden runs on several ranks: the answer of one rank, whoever keeps what.
 
-mod common;
-
-use std::path::Path;
-
-use common::golden::{RUNS, agrees, project};
-use common::{Project, shared::shared};
+use crate::common::golden::{RUNS, agrees, project, sharded};
+use crate::common::{Project, shared::shared};
 
 const SHARDINGS: [&str; 6] =
     ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "data_parallel"];
-
-/// `--set` for the sharding of every table of a golden run.
-fn sharded(golden: &Path, sharding: &str) -> String {
-    let text = std::fs::read_to_string(golden.join("config.toml")).unwrap();
-    let tables = text.matches("[[table]]").count();
-    (0..tables).map(|table| format!(" --set table.{table}.sharding={sharding}")).collect()
-}
 
 fn train(project: &Project, out: &str, ranks: usize, set: &str) {
     project.ok(&format!(
