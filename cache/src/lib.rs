@@ -141,7 +141,7 @@ pub enum CacheError {
         faults: String,
     },
     /// The file system refused.
-    #[error("row log: cannot {operation} {}: {source}", path.display())]
+    #[error("row log: cannot {operation} {}: {source}{}", path.display(), log::hint(source))]
     File {
         /// What was tried.
         operation: &'static str,

@@ -5,7 +5,7 @@ mod log_support;
 use std::collections::HashMap;
 use std::path::Path;
 
-use log_support::{LOSSES, Loss, Sim, get, put, row_bytes};
+use log_support::{Loss, Sim, get, put, row_bytes};
 use tessera_cache::log::{Compaction, Options, SsdLog};
 use tessera_cache::{ColdRows, Result, RowLayout};
 
@@ -81,28 +81,64 @@ fn script(sim: &Sim, promise: &mut Promise) -> Result<()> {
     Ok(())
 }
 
+/// A compaction that drops tombstones and deletes what they hide in one go. A segment has 9 records.
+fn tombstones(sim: &Sim, promise: &mut Promise) -> Result<()> {
+    let log = open(sim)?;
+    let mut change = |rows: std::ops::Range<u64>, n: Option<u64>| {
+        promise.since.extend(rows.clone().map(|row| (row, n)));
+        let rows: Vec<u64> = rows.collect();
+        match n {
+            Some(n) => put(&log, &rows, n),
+            None => log.remove(&rows),
+        }
+    };
+    change(0..9, Some(1))?;
+    change(0..6, None)?;
+    change(10..13, Some(2))?;
+    change(10..13, Some(3))?;
+    log.flush()?;
+    promise.flush();
+    // Both full segments go, their live rows into one.
+    assert_eq!(log.compact_now()?, 2);
+    Ok(())
+}
+
 #[test]
 fn what_was_flushed_survives_a_stop_at_any_change() {
+    let changes = stop_everywhere(script);
+    assert!(changes > 100, "{changes} changes are no script");
+}
+
+#[test]
+fn removed_rows_stay_away_when_compaction_stops_at_any_change() {
+    stop_everywhere(tombstones);
+}
+
+/// Gives the number of changes that the script makes.
+fn stop_everywhere(script: fn(&Sim, &mut Promise) -> Result<()>) -> u64 {
     let whole = Sim::new();
     script(&whole, &mut Promise::default()).unwrap();
     let changes = whole.steps();
-    assert!(changes > 100, "{changes} changes are no script");
+    // What survives is drawn anew each time.
+    let (some, any) = (Loss::Suffixes, Loss::Sectors);
+    let losses = [Loss::All, Loss::Nothing, some, some, any, any, any, any, any, any];
     for change in 1..=changes {
-        for (index, loss) in LOSSES.into_iter().enumerate() {
-            let sim = Sim::new();
-            sim.stop_after(change);
-            let mut promise = Promise::default();
-            let stopped = script(&sim, &mut promise).is_err();
-            // The last changes are those of the sealing on drop, whose failure nobody sees.
-            assert!(stopped || sim.stopped(), "change {change}");
-            let left = sim.reboot(loss, change * 4 + index as u64);
-            let at = format!("stopped at change {change}, {loss:?}");
+        let sim = Sim::new();
+        sim.stop_after(change);
+        let mut promise = Promise::default();
+        let stopped = script(&sim, &mut promise).is_err();
+        // The last changes are those of the sealing on drop, whose failure nobody sees.
+        assert!(stopped || sim.stopped(), "change {change}");
+        for (index, loss) in losses.into_iter().enumerate() {
+            let left = sim.reboot(loss, change * 100 + index as u64);
+            let at = format!("stopped at change {change}, loss {index}: {loss:?}");
             goes_on(&left, &promise, &at);
-            if index == 3 {
+            if index == losses.len() - 1 {
                 stops_while_opening(&left, &promise, &at);
             }
         }
     }
+    changes
 }
 
 /// Opens what a crash left, and uses it.
@@ -112,7 +148,6 @@ fn goes_on(left: &Sim, promise: &Promise, at: &str) {
     promise.kept_by(&log, at);
     put(&log, &[1, 5], 99).unwrap();
     log.flush().unwrap();
-    log.compact_now().unwrap();
     let left = sim.reboot(Loss::All, 0);
     let expected = [Some(row_bytes(LAYOUT, 1, 99)), Some(row_bytes(LAYOUT, 5, 99))];
     assert_eq!(get(&open(&left).unwrap(), &[1, 5]).unwrap(), expected, "{at}");

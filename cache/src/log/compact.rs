@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! choose sources; note the base version of the open segment
-//! copy: records that the index still points at -> new segments; write, sync, seal, sync, rename
+//! copy: records that the index still points at -> new segments; write, seal, sync, rename
 //! flush the log             (1)
 //! switch: index entries that still point at the old place, to the new one
 //! delete the sources, oldest first
@@ -321,14 +321,13 @@ impl Output {
     }
 
     fn seal(mut self, inner: &Inner) -> Result<(Arc<Segment>, Seal)> {
-        self.write(inner)?;
-        self.file.sync().map_err(failed("sync", &self.unfinished))?;
         let (records, content) = (self.slots, self.content.clone().finalize());
         let seal = Record { kind: Kind::Seal, id: records, version: u64::from(content) };
         self.push(inner, seal, (&[], &[]));
         let bytes = inner.geometry.file_bytes(self.slots);
         self.image.resize((bytes - self.image_at) as usize, 0);
         self.write(inner)?;
+        // One sync for records and seal: before it has its name nobody reads the file.
         self.file.sync().map_err(failed("sync", &self.unfinished))?;
         let Self { header, unfinished, last_version, .. } = self;
         let path = publish(&*inner.files, &inner.dir, &unfinished, header.number)?;

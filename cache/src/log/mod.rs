@@ -17,8 +17,8 @@
 //! - Every segment file is exactly as it was sealed for as long as it exists, so hard links to it
 //!   are copies.
 //!
-//! The layout of files is drawn in docs/formats.md; [`recover`] says why replay is right,
-//! [`compact`] why deleting is.
+//! The layout of files is drawn in docs/formats.md; recover.rs says why replay is right,
+//! compact.rs why deleting is.
 
 mod compact;
 pub mod files;
@@ -376,6 +376,21 @@ impl Drop for SsdLog {
         // So that the next opening need not tell a torn tail from damage. A failure leaves the
         // segment unsealed, which is as good as a crash.
         let _ = self.inner.change("close", |writer| writer.seal(&self.inner));
+    }
+}
+
+/// What to do about an error of the system's, where there is something.
+pub(crate) fn hint(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    match (error.kind(), error.raw_os_error()) {
+        (StorageFull | QuotaExceeded, _) => {
+            "; free space there, or bound the tier with tiers.ssd_bytes"
+        }
+        (_, Some(libc::EMFILE | libc::ENFILE)) => {
+            "; allow more open files (ulimit -n) or use larger segments"
+        }
+        (_, Some(libc::ENOMEM)) => "; allow more maps (vm.max_map_count) or use larger segments",
+        _ => "",
     }
 }
 

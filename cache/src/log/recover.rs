@@ -198,12 +198,11 @@ impl<'a> Replay<'a> {
         if control && record.id != slot {
             return Err(self.fault(slot, id, "a mark or seal counts other records"));
         }
-        let content = self.content.clone().finalize();
         match record.kind {
-            Kind::Seal if record.version != u64::from(content) => {
-                return Err(self.fault(slot, id, "the seal is not that of these records"));
-            }
             Kind::Seal => {
+                if record.version != u64::from(self.content.clone().finalize()) {
+                    return Err(self.fault(slot, id, "the seal is not that of these records"));
+                }
                 self.sealed = true;
                 return Ok(());
             }

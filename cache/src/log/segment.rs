@@ -54,8 +54,10 @@ pub(crate) fn number_of(name: &str) -> Option<u32> {
     (file_name(number) == name).then_some(number)
 }
 
+/// Whether a crash left it: nothing of such a file was ever relied on.
 pub(crate) fn is_unfinished(name: &str) -> bool {
-    name.ends_with(UNFINISHED)
+    let number = name.strip_suffix(UNFINISHED).and_then(|number| number.parse().ok());
+    number.is_some_and(|number| unfinished_name(number) == name)
 }
 
 /// Wraps what the system said.
@@ -162,5 +164,6 @@ mod tests {
             assert_eq!(number_of(name), None, "{name}");
         }
         assert!(is_unfinished(&unfinished_name(3)));
+        assert!(!is_unfinished("notes.tmp") && !is_unfinished(&file_name(3)));
     }
 }
