@@ -182,13 +182,13 @@ impl Workload for Requests<'_> {
             stages.insert(name.into(), (now - last).as_secs_f64());
             last = now;
         };
-        let lookup = collection.resolve(stream, ids, BadIdPolicy::Error)?;
+        let mut lookup = collection.resolve(stream, ids, BadIdPolicy::Error)?;
         lap("check");
         if self.work == Work::Update {
             collection.resolver().group(stream, &lookup)?;
             lap("group");
         }
-        collection.forward(stream, &lookup, &mut self.out, *stride)?;
+        collection.forward(stream, &mut lookup, &mut self.out, *stride)?;
         lap("lookup");
         if self.work == Work::Update {
             *step += 1;

@@ -4,13 +4,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{CacheError, Plane, Resident, RowLayout};
+use tessera_cache::{CacheError, Plane, RowLayout, RowStore};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
+use crate::tiers::{Place, layout_of, open_store};
 use crate::{
-    BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Init, Lookup, LookupOps, Precision, Resolver,
-    Result, Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, UpdateStats,
+    BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Lookup, LookupOps, Precision, Resolver, Result,
+    Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, Tiers, UpdateStats,
 };
 
 /// Values copied at a time when a state tensor is cut out of the state plane.
@@ -21,8 +22,8 @@ const CHUNK_VALUES: usize = 1 << 18;
 /// Several tables may differ in rows, dim, precision, pooling and optimizer; a lookup and an
 /// update always work on all of them at once.
 pub struct EmbeddingCollection<D: LookupOps> {
-    resolver: Resolver<D>,
-    stores: Vec<Resident<D>>,
+    pub(crate) resolver: Resolver<D>,
+    pub(crate) stores: Vec<Box<dyn RowStore<D>>>,
 }
 
 impl<D: LookupOps> fmt::Debug for EmbeddingCollection<D> {
@@ -44,35 +45,48 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         features: Vec<FeatureSpec>,
         seed: u64,
     ) -> Result<Self> {
-        Self::of_schema(device, stream, Schema::new(tables, features, seed)?)
+        let schema = Schema::new(tables, features, seed)?;
+        let places = vec![Place::Resident; schema.tables().len()];
+        Self::of_schema(device, stream, schema, &places)
     }
 
-    /// The tables of a schema, as [`EmbeddingCollection::new`].
-    pub(crate) fn of_schema(device: D, stream: &D::Stream, schema: Schema) -> Result<Self> {
+    /// As [`EmbeddingCollection::new`], with rows that move between the tiers that `tiers` bound.
+    /// Results are the same to the bit.
+    ///
+    /// Errors: as there; [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
+    pub fn tiered(
+        device: D,
+        stream: &D::Stream,
+        tables: Vec<TableSpec>,
+        features: Vec<FeatureSpec>,
+        seed: u64,
+        tiers: &Tiers,
+    ) -> Result<Self> {
+        let schema = Schema::new(tables, features, seed)?;
+        let sizes: Vec<(&str, u64, RowLayout)> = schema
+            .tables()
+            .iter()
+            .map(|table| Ok((table.name.as_str(), table.rows, layout_of(table)?)))
+            .collect::<Result<_>>()?;
+        let places = tiers.places(&sizes)?;
+        Self::of_schema(device, stream, schema, &places)
+    }
+
+    /// The tables of a schema, each at its place, as [`EmbeddingCollection::new`].
+    pub(crate) fn of_schema(
+        device: D,
+        stream: &D::Stream,
+        schema: Schema,
+        places: &[Place],
+    ) -> Result<Self> {
         let schema = Arc::new(schema);
-        let mut stores = Vec::with_capacity(schema.tables().len());
-        for (index, table) in schema.tables().iter().enumerate() {
-            let too_large = |plane, row_bytes| {
-                of_table(table)(CacheError::TooLarge { plane, rows: table.rows, row_bytes })
-            };
-            let layout = RowLayout {
-                weight_bytes: table
-                    .dim
-                    .checked_mul(table.precision.bytes())
-                    .ok_or_else(|| too_large(Plane::Weights, usize::MAX))?,
-                state_bytes: table
-                    .dim
-                    .checked_mul(12) // the largest state is two numbers a column and one a row
-                    .map(|_| table.optimizer.state_columns(table.dim) * size_of::<f32>())
-                    .ok_or_else(|| too_large(Plane::State, usize::MAX))?,
-            };
-            let mut store = Resident::new(&device, table.rows, layout).map_err(of_table(table))?;
-            if table.init != Init::Zero && table.rows > 0 {
-                device.initialize(stream, &schema, index, &mut store)?;
-            }
-            stores.push(store);
-        }
-        Ok(Self { resolver: Resolver { device, schema, scratch: Arc::default() }, stores })
+        let stores = places
+            .iter()
+            .enumerate()
+            .map(|(index, place)| open_store(&device, stream, &schema, index, place))
+            .collect::<Result<_>>()?;
+        let moving = places.iter().map(|place| *place != Place::Resident).collect();
+        Ok(Self { resolver: Resolver { device, schema, scratch: Arc::default(), moving }, stores })
     }
 
     /// The tables and features.
@@ -105,25 +119,6 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         self.resolver.resolve(stream, features, policy)
     }
 
-    /// Pools every bag of a lookup: feature `f` of bag `b` at
-    /// `out[b * stride + column_f ..][.. dim]`; zeros for an empty bag. Other columns of `out`
-    /// stay as they are.
-    ///
-    /// Cost: reads `ids * dim` elements, writes `bags * dim` numbers a feature.
-    ///
-    /// Errors: [`EmbeddingError::Stride`], [`EmbeddingError::BufferTooShort`],
-    /// [`EmbeddingError::ForeignLookup`], or what the device says.
-    pub fn forward(
-        &self,
-        stream: &D::Stream,
-        lookup: &Lookup<D>,
-        out: &mut D::Buffer<f32>, // (bags, stride)
-        stride: usize,
-    ) -> Result<()> {
-        self.check("lookup", lookup, out.len(), stride)?;
-        self.device().forward(stream, &self.stores, &lookup.staged, out, stride)
-    }
-
     /// Moves every row that occurs in a lookup by the sum of its gradients over all occurrences,
     /// in every feature that shares its table. `grad` is the gradient of the pooled vectors, laid
     /// out as [`EmbeddingCollection::forward`] wrote them.
@@ -142,38 +137,6 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         step: &SparseStep,
     ) -> Result<UpdateStats> {
         self.update_with(stream, lookup, grad, stride, step, &[])
-    }
-
-    /// As [`EmbeddingCollection::update`], with the row sums of tables that are cut by columns:
-    /// see [`LookupOps::update`].
-    pub(crate) fn update_with(
-        &mut self,
-        stream: &D::Stream,
-        lookup: &Lookup<D>,
-        grad: &D::Buffer<f32>, // (bags, stride)
-        stride: usize,
-        step: &SparseStep,
-        squares: &[f32],
-    ) -> Result<UpdateStats> {
-        self.check("update", lookup, grad.len(), stride)?;
-        check_step(step)?;
-        let device = &self.resolver.device;
-        device.update(stream, &mut self.stores, &lookup.staged, grad, stride, step, squares)
-    }
-
-    /// [`LookupOps::block_squares`] of the only table.
-    pub(crate) fn block_squares(
-        &self,
-        stream: &D::Stream,
-        lookup: &Lookup<D>,
-        grad: &D::Buffer<f32>, // (bags, stride)
-        stride: usize,
-        step: &SparseStep,
-        out: &mut [f32],
-    ) -> Result<()> {
-        self.check("row sums", lookup, grad.len(), stride)?;
-        check_step(step)?;
-        self.device().block_squares(stream, &self.stores, &lookup.staged, grad, stride, step, out)
     }
 
     /// [`LookupOps::row_gradients`].
@@ -205,7 +168,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         self.device().grad_sq_norm(stream, &lookup.staged, grad, stride)
     }
 
-    fn check(
+    pub(crate) fn check(
         &self,
         operation: &'static str,
         lookup: &Lookup<D>,
@@ -227,10 +190,10 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         Ok(())
     }
 
-    fn table(&self, table: usize) -> Result<(&TableSpec, &Resident<D>)> {
+    fn table(&self, table: usize) -> Result<(&TableSpec, &dyn RowStore<D>)> {
         let tables = self.stores.len();
         let store = self.stores.get(table).ok_or(EmbeddingError::NoTable { table, tables })?;
-        Ok((&self.schema().tables()[table], store))
+        Ok((&self.schema().tables()[table], &**store))
     }
 
     /// Bytes of a table's weights and state in device memory.
@@ -436,7 +399,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
 }
 
 /// Names the table in what its store said.
-fn of_table(spec: &TableSpec) -> impl Fn(CacheError) -> EmbeddingError + '_ {
+pub(crate) fn of_table(spec: &TableSpec) -> impl Fn(CacheError) -> EmbeddingError + '_ {
     |source| EmbeddingError::Store { table: spec.name.clone(), source }
 }
 
@@ -490,7 +453,7 @@ fn check_count(
 }
 
 /// Checks the numbers of a step.
-fn check_step(step: &SparseStep) -> Result<()> {
+pub(crate) fn check_step(step: &SparseStep) -> Result<()> {
     if step.t == 0 {
         return Err(EmbeddingError::StepZero);
     }

@@ -24,19 +24,22 @@ mod error;
 mod metrics;
 mod ops;
 mod optimizer;
+mod passes;
 pub mod plan;
 mod resolve;
 mod sharded;
 mod spec;
+mod tiers;
 
 pub use collection::EmbeddingCollection;
 pub use cpu::{CpuLookup, CpuScratch};
 pub use error::{EmbeddingError, Result};
 pub use metrics::EmbeddingMetrics;
-pub use ops::{Lookup, LookupOps, UpdateStats};
+pub use ops::{Lookup, LookupOps, Reach, Stores, UpdateStats};
 pub use optimizer::{
     Clip, RowSum, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay,
 };
 pub use resolve::{BadIdPolicy, FeatureRows, HostLookup, Resolver, Row};
 pub use sharded::{Held, Routed, ShardedCollection, SyncStats};
 pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};
+pub use tiers::{ColdTier, Tiers};

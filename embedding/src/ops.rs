@@ -2,10 +2,10 @@
 //! batch that it works on.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::Resident;
-use tessera_device::Device;
+use tessera_cache::{Lease, Resident, RowOps, RowStore};
 
 use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep};
 
@@ -27,15 +27,29 @@ impl UpdateStats {
     }
 }
 
+/// Row stores of a collection's tables, in their order.
+pub type Stores<D> = [Box<dyn RowStore<D>>];
+
+/// Which rows of a table an operation may touch, and where they are. Where a lookup's rows are
+/// numbered (see [`HostLookup::numbered`]) it speaks of numbers, else of rows.
+#[derive(Clone, Debug, Default)]
+pub struct Reach<'a> {
+    /// The slot of each number, for those that are in reach; `None` where a slot is the row.
+    pub slots: Option<&'a [u64]>,
+    /// Rows, or numbers, that an operation by rows works on; an operation by bags finds all that
+    /// its bags hold in reach.
+    pub rows: Range<u64>,
+}
+
 /// The batch-level operations on tables, implemented once a device.
 ///
 /// The caller guarantees, for every operation on a lookup: `stores` holds the tables of the
 /// schema that the lookup was staged for, in order, with the row layouts that the schema gives;
-/// `stride` is at least the schema's width; pooled buffers hold at least `bags * stride`
-/// elements; a step was checked.
+/// `reach` has one entry a table, whose slots are leased; `stride` is at least the schema's width;
+/// pooled buffers hold at least `bags * stride` elements; a step was checked.
 ///
 /// The implementor must:
-/// - take from `stores` the slots of rows, and address rows by slot;
+/// - address rows by their slots;
 /// - give results that depend on nothing but the arguments: not on the number of threads, nor on
 ///   instruction sets, nor on how work was cut;
 /// - sum a row's gradient over its occurrences in (feature, sample, position) order, from the
@@ -44,7 +58,7 @@ impl UpdateStats {
 /// - sum over the columns of a row in blocks of 32 columns, as the CPU's `rules` module writes
 ///   it down;
 /// - write a row whole or not at all, and write no number that is not finite.
-pub trait LookupOps: Device {
+pub trait LookupOps: RowOps {
     /// A batch's lookup on this device.
     type Lookup: Send + Sync;
     /// Memory that lookups and updates reuse from step to step.
@@ -83,18 +97,34 @@ pub trait LookupOps: Device {
         store: &mut Resident<Self>,
     ) -> Result<()>;
 
-    /// Pools every bag: feature `f` of bag `b` at `out[b * stride + column_f ..][.. dim]`, zeros
+    /// Gives the rows of the tables marked in `which` numbers among the different ones that
+    /// `lookup` reads: [`HostLookup::numbered`].
+    fn number_rows(&self, schema: &Schema, which: &[bool], lookup: &mut HostLookup);
+
+    /// The different numbers of `table`, whose rows are numbered, that `bags` hold; ascending.
+    fn numbers_of(
+        &self,
+        stream: &Self::Stream,
+        lookup: &Self::Lookup,
+        table: usize,
+        bags: Range<usize>,
+    ) -> Result<Vec<u64>>;
+
+    /// Pools `bags`: feature `f` of bag `b` at `out[b * stride + column_f ..][.. dim]`, zeros
     /// for an empty bag. Other columns stay.
+    #[allow(clippy::too_many_arguments)]
     fn forward(
         &self,
         stream: &Self::Stream,
-        stores: &[Resident<Self>],
+        stores: &Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &Self::Lookup,
+        bags: Range<usize>,
         out: &mut Self::Buffer<f32>, // (bags, stride)
         stride: usize,
     ) -> Result<()>;
 
-    /// Moves every row that occurs, once, by its summed gradient.
+    /// Moves every row in reach that occurs, once, by its summed gradient.
     ///
     /// `squares`, where it is not empty, holds one number for each different row of the lookup,
     /// table after table: the sum over *all* columns of the whole table that the optimizer's
@@ -104,7 +134,8 @@ pub trait LookupOps: Device {
     fn update(
         &self,
         stream: &Self::Stream,
-        stores: &mut [Resident<Self>],
+        stores: &mut Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &Self::Lookup,
         grad: &Self::Buffer<f32>, // (bags, stride)
         stride: usize,
@@ -126,22 +157,20 @@ pub trait LookupOps: Device {
 
     /// The sums of squares over blocks of 32 columns that an update at `step` needs of each
     /// different row of the only table of a collection: of its clipped gradient, with l2 decay
-    /// added where the optimizer adds it. `out` is (different rows, blocks of 32 columns).
+    /// added where the optimizer adds it. `out` is (different rows, blocks of 32 columns); rows out
+    /// of reach keep what is there.
     #[allow(clippy::too_many_arguments)]
     fn block_squares(
         &self,
         stream: &Self::Stream,
-        stores: &[Resident<Self>],
+        stores: &Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &Self::Lookup,
         grad: &Self::Buffer<f32>, // (bags, stride)
         stride: usize,
         step: &SparseStep,
         out: &mut [f32],
     ) -> Result<()>;
-
-    /// The different ids of each table of `lookup`, ascending, and in their place in `lookup` the
-    /// number of each among them.
-    fn deduplicate(&self, schema: &Schema, lookup: &mut HostLookup) -> Vec<Vec<u64>>;
 
     /// Squared norm of all summed row gradients in float64: rows ascending into the table's sum,
     /// then tables in order.
@@ -163,6 +192,10 @@ pub struct Lookup<D: LookupOps> {
     rows_read: Vec<u64>,
     bad_ids: Vec<u64>,
     policy: BadIdPolicy,
+    /// For each table whose rows move between tiers: the different rows, ascending.
+    pub(crate) moving: Vec<Option<Arc<Vec<u64>>>>,
+    /// What holds them in device memory, once a forward pass has brought all of them there.
+    pub(crate) held: Option<Vec<Option<Lease>>>,
 }
 
 impl<D: LookupOps> fmt::Debug for Lookup<D> {
@@ -188,6 +221,8 @@ impl<D: LookupOps> Lookup<D> {
             rows_read: host.rows_read.clone(),
             bad_ids: host.bad_ids.clone(),
             policy: host.policy,
+            moving: host.numbered.clone(),
+            held: None,
             staged: resolver.device.stage(stream, &resolver.schema, &resolver.scratch, host)?,
         })
     }

@@ -5,6 +5,7 @@
 //! good. A [`Resolver`] shares nothing mutable with the tables, so that a reader's thread can
 //! resolve (and group) batches ahead of the training step.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -67,6 +68,27 @@ pub struct HostLookup {
     pub bad_ids: Vec<u64>,
     /// The policy.
     pub policy: BadIdPolicy,
+    /// For each table whose rows are *numbered*: its different rows, ascending. Features of such a
+    /// table hold, in place of rows, their numbers among these.
+    pub numbered: Vec<Option<Arc<Vec<u64>>>>,
+}
+
+impl HostLookup {
+    /// One past the largest number that stands for a row of `table` in its features.
+    pub(crate) fn key_end(&self, schema: &Schema, table: usize) -> u64 {
+        match &self.numbered[table] {
+            Some(rows) => rows.len() as u64,
+            None => schema.tables()[table].rows,
+        }
+    }
+
+    /// The rows that `numbers` stand for in `table`.
+    pub(crate) fn rows_of<'a>(&'a self, table: usize, numbers: &'a [u64]) -> Cow<'a, [u64]> {
+        match &self.numbered[table] {
+            Some(rows) => numbers.iter().map(|&number| rows[number as usize]).collect(),
+            None => Cow::Borrowed(numbers),
+        }
+    }
 }
 
 /// Turns raw ids into lookups; cheap to clone and independent of the tables' memory.
@@ -74,6 +96,8 @@ pub struct Resolver<D: LookupOps> {
     pub(crate) device: D,
     pub(crate) schema: Arc<Schema>,
     pub(crate) scratch: Arc<D::Scratch>,
+    /// Tables whose rows move between tiers, so that a lookup must say which it needs.
+    pub(crate) moving: Arc<[bool]>,
 }
 
 impl<D: LookupOps> Clone for Resolver<D> {
@@ -82,6 +106,7 @@ impl<D: LookupOps> Clone for Resolver<D> {
             device: self.device.clone(),
             schema: Arc::clone(&self.schema),
             scratch: Arc::clone(&self.scratch),
+            moving: Arc::clone(&self.moving),
         }
     }
 }
@@ -113,7 +138,8 @@ impl<D: LookupOps> Resolver<D> {
         features: Vec<Jagged>,
         policy: BadIdPolicy,
     ) -> Result<Lookup<D>> {
-        let host = check(&self.schema, features, policy)?;
+        let mut host = check(&self.schema, features, policy)?;
+        self.device.number_rows(&self.schema, &self.moving, &mut host);
         Lookup::new(self, stream, host)
     }
 
@@ -166,6 +192,7 @@ pub(crate) fn check(
         rows_read: vec![0; schema.tables().len()],
         bad_ids: vec![0; schema.tables().len()],
         policy,
+        numbered: vec![None; schema.tables().len()],
     };
     for (index, jagged) in features.into_iter().enumerate() {
         let table = schema.features()[index].table;

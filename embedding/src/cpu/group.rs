@@ -141,11 +141,11 @@ impl Groups {
             }
             self.sample.sort_unstable();
         }
-        let rows = schema.tables()[table].rows;
+        let end = lookup.key_end(schema, table);
         let mut low = 0;
         for part in 1..=parts {
             let high = if part == parts {
-                rows
+                end
             } else {
                 self.sample[self.sample.len() * part as usize / parts as usize]
             };
@@ -166,7 +166,7 @@ impl Part {
         self.table
     }
 
-    /// Different rows, ascending.
+    /// Different rows, or their numbers where the lookup's rows are numbered; ascending.
     pub(crate) fn rows(&self) -> &[u64] {
         &self.rows
     }
@@ -188,7 +188,7 @@ impl Part {
 
     /// Finds the part's rows and their occurrences.
     pub(crate) fn fill(&mut self, schema: &Schema, lookup: &HostLookup) {
-        if schema.tables()[self.table].rows <= 1 << 32 {
+        if lookup.key_end(schema, self.table) <= 1 << 32 {
             let mut packs = std::mem::take(&mut self.narrow);
             self.fill_packed(schema, lookup, &mut packs);
             self.narrow = packs;

@@ -20,26 +20,38 @@ pub(crate) fn fill(table: &TableSpec, window: &Window, generator: Philox, weight
     let row_bytes = dim * table.precision.bytes();
     let chunk_rows = (CHUNK_NUMBERS / dim).max(1);
     weights.par_chunks_mut(chunk_rows * row_bytes).enumerate().for_each(|(chunk, bytes)| {
-        let first = window.first_row + (chunk * chunk_rows) as u64;
+        let first = (chunk * chunk_rows) as u64;
         let rows = (bytes.len() / row_bytes) as u64;
-        let mut values = vec![0.0f32; dim];
-        for (row, bytes) in (first..first + rows).zip(bytes.chunks_exact_mut(row_bytes)) {
-            fill_row(table.init, window, generator, row, &mut values);
-            match table.precision {
-                Precision::Fp32 => bytes.copy_from_slice(bytemuck::cast_slice(&values)),
-                Precision::Fp16 => {
-                    for (to, &x) in bytes.chunks_exact_mut(2).zip(&values) {
-                        to.copy_from_slice(&half::f16::from_f32(x).to_ne_bytes());
-                    }
+        fill_rows(table, window, generator, first..first + rows, bytes);
+    });
+}
+
+/// Writes the first weights of `rows` of a table, counted from its window's first.
+pub(crate) fn fill_rows(
+    table: &TableSpec,
+    window: &Window,
+    generator: Philox,
+    rows: impl Iterator<Item = u64>,
+    weights: &mut [u8], // (rows, dim)
+) {
+    let mut values = vec![0.0f32; table.dim];
+    let row_bytes = table.dim * table.precision.bytes();
+    for (row, bytes) in rows.zip(weights.chunks_exact_mut(row_bytes)) {
+        fill_row(table.init, window, generator, window.first_row + row, &mut values);
+        match table.precision {
+            Precision::Fp32 => bytes.copy_from_slice(bytemuck::cast_slice(&values)),
+            Precision::Fp16 => {
+                for (to, &x) in bytes.chunks_exact_mut(2).zip(&values) {
+                    to.copy_from_slice(&half::f16::from_f32(x).to_ne_bytes());
                 }
-                Precision::Bf16 => {
-                    for (to, &x) in bytes.chunks_exact_mut(2).zip(&values) {
-                        to.copy_from_slice(&half::bf16::from_f32(x).to_ne_bytes());
-                    }
+            }
+            Precision::Bf16 => {
+                for (to, &x) in bytes.chunks_exact_mut(2).zip(&values) {
+                    to.copy_from_slice(&half::bf16::from_f32(x).to_ne_bytes());
                 }
             }
         }
-    });
+    }
 }
 
 /// The first values of one row of the whole table, in the window's columns.

@@ -5,7 +5,7 @@
 //! far larger than any cache, and the time of both passes is that of fetching them.
 
 mod group;
-mod init;
+pub(crate) mod init;
 mod lanes;
 mod numbers;
 mod pool;
@@ -13,16 +13,18 @@ mod rows;
 mod rules;
 mod update;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
-use tessera_cache::Resident;
+use tessera_cache::{Resident, RowStore};
 use tessera_device::{Cpu, CpuStream, HostBuffer, Philox, Simd};
 
 use crate::plan::COLUMN_BLOCK;
 use crate::{
-    HostLookup, LookupOps, Pooling, Precision, Result, Row, Schema, SparseStep, UpdateStats,
+    HostLookup, LookupOps, Pooling, Precision, Reach, Result, Row, Schema, SparseStep, Stores,
+    UpdateStats,
 };
 use group::{Groups, Part};
 use numbers::{Bf16, F16, Stored};
@@ -134,21 +136,23 @@ impl CpuLookup {
         result
     }
 
-    /// The gradients of a part whose rows are at `slots`.
+    /// The gradients of those rows of a part whose places in it are `places`; `rows` are these
+    /// rows of the table, and `slots` where they are.
     fn gradients<'a>(
         &'a self,
         part: &'a Part,
-        slots: &'a [u64],
+        places: Range<usize>,
+        (rows, slots): (&'a [u64], &'a [u64]),
         squares: &'a [f32],
         grad: &'a [f32],
         stride: usize,
     ) -> Gradients<'a> {
         Gradients {
             dim: self.schema.tables()[part.table()].dim,
-            rows: part.rows(),
+            rows,
             slots,
             squares,
-            starts: part.starts(),
+            starts: &part.starts()[places.start..=places.end],
             terms: part.terms(),
             scales: part.scales(),
             grad,
@@ -158,29 +162,60 @@ impl CpuLookup {
         }
     }
 
-    /// Cuts a forward pass into tasks of about equal work, each some bags of one feature: a
-    /// thread stays with one table, whose pages it then knows, for as long as it can.
-    fn pool_tasks(&self, threads: usize) -> Vec<PoolTask> {
+    /// As [`CpuLookup::gradients`], of all rows of a part, to read only: wherever they are.
+    fn all_gradients<'a>(
+        &'a self,
+        part: &'a Part,
+        grad: &'a [f32],
+        stride: usize,
+    ) -> Gradients<'a> {
+        self.gradients(part, 0..part.rows().len(), (part.rows(), &[]), &[], grad, stride)
+    }
+
+    /// The rows of each part that are in reach.
+    fn in_reach(&self, cpu: &Cpu, reach: &[Reach<'_>]) -> Vec<InReach<'_>> {
+        let parts = self.groups(cpu).parts().iter();
+        parts
+            .map(|part| {
+                let Reach { slots, rows } = &reach[part.table()];
+                let first = part.rows().partition_point(|&row| row < rows.start);
+                let end = part.rows().partition_point(|&row| row < rows.end).max(first);
+                let numbers = &part.rows()[first..end];
+                let rows = self.host.rows_of(part.table(), numbers);
+                let slots = match slots {
+                    None => Cow::Borrowed(numbers),
+                    Some(slots) => numbers.iter().map(|&number| slots[number as usize]).collect(),
+                };
+                InReach { places: first..end, rows, slots }
+            })
+            .collect()
+    }
+
+    /// Cuts a forward pass over `bags` into tasks of about equal work, each some bags of one
+    /// feature: a thread stays with one table, whose pages it then knows, for as long as it can.
+    fn pool_tasks(&self, threads: usize, bags: &Range<usize>) -> Vec<PoolTask> {
         let features = self.schema.features().iter().zip(&self.host.features);
-        let cost_of = |table: usize, ids: u64, bags: usize| {
+        let cost_to = |table: usize, offsets: &[u64], bag: usize| {
             let spec = &self.schema.tables()[table];
-            ids * (spec.dim * spec.precision.bytes() + 16) as u64 + (bags * spec.dim * 4) as u64
+            let ids = offsets[bag] - offsets[bags.start];
+            ids * (spec.dim * spec.precision.bytes() + 16) as u64
+                + ((bag - bags.start) * spec.dim * 4) as u64
         };
         let costs: Vec<u64> = features
             .clone()
-            .map(|(spec, feature)| cost_of(spec.table, feature.rows.len() as u64, self.host.bags))
+            .map(|(spec, feature)| cost_to(spec.table, &feature.offsets, bags.end))
             .collect();
         let share = costs.iter().sum::<u64>() / (TASKS_PER_THREAD * threads) as u64 + 1;
         let mut tasks = Vec::new();
         for (index, ((spec, feature), cost)) in features.zip(costs).enumerate() {
             let parts = cost.div_ceil(share).max(1);
-            let mut first = 0;
+            let mut first = bags.start;
             for part in 1..=parts {
                 let upto = cost / parts * part;
-                let cost_to = |bag: usize| cost_of(spec.table, feature.offsets[bag], bag);
+                let enough = |bag| cost_to(spec.table, &feature.offsets, bag) >= upto;
                 let end = match part == parts {
-                    true => self.host.bags,
-                    false => first_bag(first..self.host.bags, |bag| cost_to(bag) >= upto),
+                    true => bags.end,
+                    false => first_bag(first..bags.end, enough),
                 };
                 tasks.push(PoolTask { feature: index, bags: first..end });
                 first = end;
@@ -196,7 +231,8 @@ impl CpuLookup {
     unsafe fn pool(
         &self,
         simd: Simd,
-        stores: &[Resident<Cpu>],
+        stores: &Stores<Cpu>,
+        reach: &[Reach<'_>],
         task: &PoolTask,
         out: &RawRows<'_, f32>,
     ) {
@@ -204,15 +240,28 @@ impl CpuLookup {
             (&self.schema.features()[task.feature], &self.host.features[task.feature]);
         let (table, store) = (&self.schema.tables()[spec.table], &stores[spec.table]);
         let plane: &[u8] = store.weights();
-        let slots = store.slots(bytemuck::cast_slice(&feature.rows));
+        let numbers: &[u64] = bytemuck::cast_slice(&feature.rows);
+        let offsets = &feature.offsets[task.bags.start..=task.bags.end];
+        // Where slots are not rows they are looked up here, for the ids of this task.
+        let ids = offsets[0] as usize..offsets[task.bags.len()] as usize;
+        let (mut moved_slots, mut moved_offsets) = (Vec::new(), Vec::new());
+        let (slots, weights, offsets) = match reach[spec.table].slots {
+            None => (numbers, feature.weights.as_deref(), offsets),
+            Some(slots) => {
+                moved_slots.extend(numbers[ids.clone()].iter().map(|&n| slots[n as usize]));
+                moved_offsets.extend(offsets.iter().map(|offset| offset - offsets[0]));
+                let weights = feature.weights.as_ref().map(|weights| &weights[ids]);
+                (&moved_slots[..], weights, &moved_offsets[..])
+            }
+        };
         macro_rules! bags {
             () => {
                 &Bags {
                     table: bytemuck::cast_slice(plane),
                     dim: table.dim,
                     slots,
-                    weights: feature.weights.as_deref(),
-                    offsets: &feature.offsets[task.bags.start..=task.bags.end],
+                    weights,
+                    offsets,
                     first: task.bags.start,
                     mean: table.pooling == Pooling::Mean,
                     column: spec.column,
@@ -229,6 +278,16 @@ impl CpuLookup {
             }
         }
     }
+}
+
+/// Rows of a part that an operation may touch.
+struct InReach<'a> {
+    /// Their places in the part.
+    places: Range<usize>,
+    /// The table's rows.
+    rows: Cow<'a, [u64]>,
+    /// Where they are.
+    slots: Cow<'a, [u64]>,
 }
 
 /// Some bags of one feature.
@@ -287,7 +346,7 @@ fn f16c(simd: Simd) -> bool {
 fn table_update<'a>(
     schema: &Schema,
     table: usize,
-    store: &'a mut Resident<Cpu>,
+    store: &'a mut dyn RowStore<Cpu>,
     simd: Simd,
     step: &SparseStep,
 ) -> TableUpdate<'a> {
@@ -353,7 +412,8 @@ impl LookupOps for Cpu {
 
     fn unique_rows(&self, _: &CpuStream, lookup: &CpuLookup, table: usize) -> Result<Vec<Row>> {
         let parts = lookup.groups(self).parts().iter().filter(|part| part.table() == table);
-        Ok(parts.flat_map(|part| part.rows().iter().copied().map(Row)).collect())
+        let rows = parts.map(|part| lookup.host.rows_of(table, part.rows()));
+        Ok(rows.flat_map(|rows| rows.iter().copied().map(Row).collect::<Vec<_>>()).collect())
     }
 
     fn initialize(
@@ -370,27 +430,72 @@ impl LookupOps for Cpu {
         Ok(())
     }
 
+    fn number_rows(&self, schema: &Schema, which: &[bool], lookup: &mut HostLookup) {
+        // Each table with its features' rows, taken out of the lookup and put back.
+        let mut work: Vec<(usize, Vec<Vec<Row>>, Vec<u64>)> = (0..schema.tables().len())
+            .filter(|&table| which[table])
+            .map(|table| {
+                let take = |&f: &usize| std::mem::take(&mut lookup.features[f].rows);
+                (table, schema.features_of(table).iter().map(take).collect(), Vec::new())
+            })
+            .collect();
+        let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
+            *unique = group::deduplicate(features, schema.tables()[*table].rows);
+        };
+        let ids = work.iter().flat_map(|(_, features, _)| features).map(Vec::len).sum::<usize>();
+        if self.threads() > 1 && ids as u64 >= INLINE_NUMBERS {
+            self.run(|| work.par_iter_mut().with_max_len(1).for_each(number));
+        } else {
+            work.iter_mut().for_each(number);
+        }
+        for (table, features, unique) in work {
+            for (&f, rows) in schema.features_of(table).iter().zip(features) {
+                lookup.features[f].rows = rows;
+            }
+            lookup.numbered[table] = Some(Arc::new(unique));
+        }
+    }
+
+    fn numbers_of(
+        &self,
+        _: &CpuStream,
+        lookup: &CpuLookup,
+        table: usize,
+        bags: Range<usize>,
+    ) -> Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for &f in lookup.schema.features_of(table) {
+            let feature = &lookup.host.features[f];
+            let ids = feature.offsets[bags.start] as usize..feature.offsets[bags.end] as usize;
+            numbers.extend(feature.rows[ids].iter().map(|row| row.0));
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        Ok(numbers)
+    }
+
     fn forward(
         &self,
         _: &CpuStream,
-        stores: &[Resident<Self>],
+        stores: &Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &CpuLookup,
+        bags: Range<usize>,
         out: &mut HostBuffer<f32>,
         stride: usize,
     ) -> Result<()> {
-        let bags = lookup.host.bags;
-        let out = &mut out[..bags * stride];
+        let out = &mut out[..lookup.host.bags * stride];
         if out.is_empty() {
             return Ok(());
         }
         let simd = self.simd();
         let out = RawRows::new(out, stride);
         let parallel = lookup.parallel(self);
-        let tasks = lookup.pool_tasks(if parallel { self.threads() } else { 1 });
+        let tasks = lookup.pool_tasks(if parallel { self.threads() } else { 1 }, &bags);
         let work = |task: &PoolTask| {
             // SAFETY: the features' columns do not overlap, says their schema, and tasks of one
             // feature have different bags; `out` is the buffer's only borrow.
-            unsafe { lookup.pool(simd, stores, task, &out) };
+            unsafe { lookup.pool(simd, stores, reach, task, &out) };
         };
         if parallel {
             self.run(|| tasks.par_iter().with_max_len(1).for_each(work));
@@ -403,7 +508,8 @@ impl LookupOps for Cpu {
     fn update(
         &self,
         _: &CpuStream,
-        stores: &mut [Resident<Self>],
+        stores: &mut Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &CpuLookup,
         grad: &HostBuffer<f32>,
         stride: usize,
@@ -411,26 +517,21 @@ impl LookupOps for Cpu {
         squares: &[f32],
     ) -> Result<UpdateStats> {
         let (simd, schema) = (self.simd(), &lookup.schema);
-        let slots: Vec<&[u64]> = lookup
-            .groups(self)
-            .parts()
-            .iter()
-            .map(|part| stores[part.table()].slots(part.rows()))
-            .collect();
-        let tables: Vec<TableUpdate<'_>> = schema
-            .tables()
-            .iter()
-            .zip(stores)
+        let in_reach = lookup.in_reach(self, reach);
+        let tables: Vec<TableUpdate<'_>> = stores
+            .iter_mut()
             .enumerate()
-            .map(|(table, (_, store))| table_update(schema, table, store, simd, step))
+            .map(|(table, store)| table_update(schema, table, &mut **store, simd, step))
             .collect();
         let starts = row_starts(lookup.groups(self).parts());
         let work = |i: usize, part: &Part, owner: &mut Owner| {
+            let InReach { places, rows, slots } = &in_reach[i];
             let squares = match squares {
                 [] => squares,
-                squares => &squares[starts[i]..starts[i + 1]],
+                squares => &squares[starts[i]..][places.clone()],
             };
-            let gradients = lookup.gradients(part, slots[i], squares, grad, stride);
+            let place = (&rows[..], &slots[..]);
+            let gradients = lookup.gradients(part, places.clone(), place, squares, grad, stride);
             // SAFETY: the parts of a table hold different rows, each once, and a store gives
             // different rows different slots, so no two owners share one; `tables` holds the
             // planes' only borrow.
@@ -463,7 +564,7 @@ impl LookupOps for Cpu {
         let numbers_of = |part: &Part| part.rows().len() * lookup.schema.tables()[part.table()].dim;
         let pieces = cut(out, lookup.groups(self).parts().iter().map(numbers_of));
         let work = |i: usize, part: &Part, owner: &mut Owner| {
-            let gradients = lookup.gradients(part, &[], &[], grad, stride);
+            let gradients = lookup.all_gradients(part, grad, stride);
             update::row_gradients(simd, &gradients, &mut owner.row, &mut lock(&pieces[i]));
         };
         lookup.each_part(self, work, |_, _| ());
@@ -473,7 +574,8 @@ impl LookupOps for Cpu {
     fn block_squares(
         &self,
         _: &CpuStream,
-        stores: &[Resident<Self>],
+        stores: &Stores<Self>,
+        reach: &[Reach<'_>],
         lookup: &CpuLookup,
         grad: &HostBuffer<f32>,
         stride: usize,
@@ -495,41 +597,16 @@ impl LookupOps for Cpu {
         };
         let pieces =
             cut(out, lookup.groups(self).parts().iter().map(|part| part.rows().len() * blocks));
+        let in_reach = lookup.in_reach(self, reach);
         let work = |i: usize, part: &Part, owner: &mut Owner| {
-            let slots = stores[0].slots(part.rows());
-            let gradients = lookup.gradients(part, slots, &[], grad, stride);
-            let (row, out) = (&mut owner.row, &mut lock(&pieces[i]));
-            update::block_squares(simd, &gradients, step.clip, l2, &read, row, out);
+            let InReach { places, rows, slots } = &in_reach[i];
+            let place = (&rows[..], &slots[..]);
+            let gradients = lookup.gradients(part, places.clone(), place, &[], grad, stride);
+            let out = &mut lock(&pieces[i])[places.start * blocks..places.end * blocks];
+            update::block_squares(simd, &gradients, step.clip, l2, &read, &mut owner.row, out);
         };
         lookup.each_part(self, work, |_, _| ());
         Ok(())
-    }
-
-    fn deduplicate(&self, schema: &Schema, lookup: &mut HostLookup) -> Vec<Vec<u64>> {
-        // Each table with its features' rows, taken out of the lookup and put back.
-        let mut work: Vec<(usize, Vec<Vec<Row>>, Vec<u64>)> = (0..schema.tables().len())
-            .map(|table| {
-                let take = |&f: &usize| std::mem::take(&mut lookup.features[f].rows);
-                (table, schema.features_of(table).iter().map(take).collect(), Vec::new())
-            })
-            .collect();
-        let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
-            *unique = group::deduplicate(features, schema.tables()[*table].rows);
-        };
-        let ids: u64 = lookup.rows_read.iter().fold(0, |sum, &ids| sum.saturating_add(ids));
-        if self.threads() > 1 && ids >= INLINE_NUMBERS {
-            self.run(|| work.par_iter_mut().with_max_len(1).for_each(number));
-        } else {
-            work.iter_mut().for_each(number);
-        }
-        work.into_iter()
-            .map(|(table, features, unique)| {
-                for (&f, rows) in schema.features_of(table).iter().zip(features) {
-                    lookup.features[f].rows = rows;
-                }
-                unique
-            })
-            .collect()
     }
 
     fn grad_sq_norm(
@@ -541,7 +618,7 @@ impl LookupOps for Cpu {
     ) -> Result<f64> {
         let simd = self.simd();
         let work = |_, part: &Part, owner: &mut Owner| {
-            let gradients = lookup.gradients(part, &[], &[], grad, stride);
+            let gradients = lookup.all_gradients(part, grad, stride);
             update::square_norms(simd, &gradients, &mut owner.row, &mut owner.norms);
         };
         Ok(lookup.each_part(self, work, |parts, owners| {

@@ -34,9 +34,10 @@ use tessera_device::DeviceBuffer;
 
 use crate::plan::{Plan, Route};
 use crate::resolve::check;
+use crate::tiers::{Place, layout_of};
 use crate::{
     BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, HostLookup, Init, Lookup,
-    LookupOps, Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableSpec,
+    LookupOps, Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableSpec, Tiers,
 };
 use layout::{Layout, Piece};
 use replicas::Replicas;
@@ -181,6 +182,22 @@ impl<D: LookupOps> ShardedCollection<D> {
         plan: &Plan,
         ranks: Communicator,
     ) -> Result<Self> {
+        Self::with_tiers(device, stream, (tables, features), seed, plan, ranks, None)
+    }
+
+    /// As [`ShardedCollection::new`], with rows that move between the tiers that `tiers` bound on
+    /// this rank. Results are the same to the bit.
+    ///
+    /// Errors: as there; [`EmbeddingError::Spec`] when this rank's part does not fit its tiers.
+    pub fn with_tiers(
+        device: D,
+        stream: &D::Stream,
+        (tables, features): (Vec<TableSpec>, Vec<FeatureSpec>),
+        seed: u64,
+        plan: &Plan,
+        ranks: Communicator,
+        tiers: Option<&Tiers>,
+    ) -> Result<Self> {
         let schema = Arc::new(Schema::new(tables, features, seed)?);
         if plan.ranks() != ranks.size() {
             let (given, needed) = (ranks.size(), plan.ranks());
@@ -192,20 +209,39 @@ impl<D: LookupOps> ShardedCollection<D> {
         ranks.agree("sharding plan", &plan_hash.to_le_bytes()).wait()?;
         let described = format!("{schema:?}");
         ranks.agree("tables, features and seed", described.as_bytes()).wait()?;
-        let held = layout.pieces_of[ranks.rank()]
+        let pieces = &layout.pieces_of[ranks.rank()];
+        let parts = pieces
             .iter()
             .map(|&piece| {
                 let table = &layout.tables[piece.table];
                 let rows = table.row_blocks[piece.row_block].clone();
                 let columns = table.column_blocks[piece.column_block].clone();
-                let spec = &schema.tables()[piece.table];
-                let part = Schema::of_shard(spec, rows.clone(), columns.clone(), seed)?;
-                let store = EmbeddingCollection::of_schema(device.clone(), stream, part)?;
+                Schema::of_shard(&schema.tables()[piece.table], rows, columns, seed)
+            })
+            .collect::<Result<Vec<Schema>>>()?;
+        let places = match tiers {
+            None => vec![Place::Resident; parts.len()],
+            Some(tiers) => {
+                let specs = parts.iter().map(|part| &part.tables()[0]);
+                let sizes = specs.map(|spec| Ok((&spec.name[..], spec.rows, layout_of(spec)?)));
+                tiers.places(&sizes.collect::<Result<Vec<_>>>()?)?
+            }
+        };
+        let held = pieces
+            .iter()
+            .zip(parts)
+            .zip(places)
+            .map(|((&piece, part), place)| {
+                let table = &layout.tables[piece.table];
+                let rows = table.row_blocks[piece.row_block].clone();
+                let columns = table.column_blocks[piece.column_block].clone();
                 let replicated = table.replicated;
+                let store = EmbeddingCollection::of_schema(device.clone(), stream, part, &[place])?;
                 Ok(Held { piece, rows, columns, replicated, store })
             })
             .collect::<Result<_>>()?;
-        let resolver = Resolver { device, schema, scratch: Arc::default() };
+        let moving = vec![false; schema.tables().len()].into(); // those of `held` have their own
+        let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
         Ok(Self {
             resolver,
             layout,
@@ -296,23 +332,15 @@ impl<D: LookupOps> ShardedCollection<D> {
 
     /// What to ask for; the batch becomes bags of the fetched tables.
     fn requests(&self, schema: &Schema, batch: &mut HostLookup) -> Vec<TableRequest> {
-        let pooled = |table: usize| self.layout.tables[table].route == Route::Pooled;
-        // Features of pooled tables stay out of the deduplication.
-        let mut aside = Vec::new();
-        for table in (0..schema.tables().len()).filter(|&table| pooled(table)) {
-            for &f in schema.features_of(table) {
-                aside.push((f, std::mem::take(&mut batch.features[f].rows)));
-            }
-        }
-        let unique = self.resolver.device.deduplicate(schema, batch);
-        for (f, rows) in aside {
-            batch.features[f].rows = rows;
-        }
+        let tables = self.layout.tables.iter();
+        let unique: Vec<bool> = tables.map(|table| table.route == Route::Unique).collect();
+        self.resolver.device.number_rows(schema, &unique, batch);
         (0..schema.tables().len())
             .map(|table| {
                 let blocks = &self.layout.tables[table].row_blocks;
-                if !pooled(table) {
-                    return TableRequest::unique(&unique[table], blocks);
+                // The numbers become rows of the fetched table.
+                if let Some(rows) = batch.numbered[table].take() {
+                    return TableRequest::unique(&rows, blocks);
                 }
                 let of_table = schema.features_of(table);
                 let empty =

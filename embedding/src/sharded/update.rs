@@ -1,6 +1,8 @@
 //! Updates of the rows that a rank holds, and the sums over rows and tables that they need of
 //! other ranks.
 
+use std::sync::Arc;
+
 use super::layout::Piece;
 use super::{Routed, ShardedCollection, Spare};
 use crate::plan::COLUMN_BLOCK;
@@ -90,19 +92,21 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// For each held piece whose optimizer sums over columns that others hold: the sum over all
     /// columns of each of its different rows; empty for the rest.
     fn exchange_squares(
-        &self,
+        &mut self,
         stream: &D::Stream,
         routed: &Routed<D>,
         step: &SparseStep,
     ) -> Result<Vec<Vec<f32>>> {
-        let specs = self.schema().tables();
-        let exchanges = |table: usize| self.layout.tables[table].exchanges_squares(&specs[table]);
+        let schema = Arc::clone(self.schema());
+        let specs = schema.tables();
+        let layout = &self.layout;
+        let exchanges = |table: usize| layout.tables[table].exchanges_squares(&specs[table]);
         let mut squares = vec![Vec::new(); self.held.len()];
         if !(0..specs.len()).any(exchanges) {
             return Ok(squares);
         }
         // (different rows, blocks of columns) of each piece.
-        for ((held, asked), sums) in self.held.iter().zip(&routed.asked).zip(&mut squares) {
+        for ((held, asked), sums) in self.held.iter_mut().zip(&routed.asked).zip(&mut squares) {
             if exchanges(held.piece.table) {
                 let unique = held.store.resolver().unique_counts(stream, &asked.lookup)?[0];
                 let blocks = held.columns.len().div_ceil(COLUMN_BLOCK);

@@ -37,7 +37,7 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// [`EmbeddingError::Exchange`](crate::EmbeddingError::Exchange) while replicas are being
     /// averaged.
     pub fn forward(
-        &self,
+        &mut self,
         stream: &D::Stream,
         routed: &mut Routed<D>,
         out: &mut D::Buffer<f32>, // (bags, stride)
@@ -47,7 +47,7 @@ impl<D: LookupOps> ShardedCollection<D> {
         let vectors = self.exchange_vectors(stream, routed)?;
         self.place_vectors(stream, routed, &vectors)?;
         self.ranks.recycle(vectors.data);
-        routed.fetched.forward(stream, &routed.lookup, out, stride)
+        routed.fetched.forward(stream, &mut routed.lookup, out, stride)
     }
 
     /// The blocks of vectors that each rank asked of this one.
@@ -77,11 +77,11 @@ impl<D: LookupOps> ShardedCollection<D> {
     }
 
     /// Looks up what was asked of this rank and sends it to who asked.
-    fn exchange_vectors(&self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<Received> {
+    fn exchange_vectors(&mut self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<Received> {
         let own = self.ranks.rank();
-        for (held, asked) in self.held.iter().zip(&mut routed.asked) {
+        for (held, asked) in self.held.iter_mut().zip(&mut routed.asked) {
             let columns = held.columns.len();
-            held.store.forward(stream, &asked.lookup, &mut asked.numbers, columns)?;
+            held.store.forward(stream, &mut asked.lookup, &mut asked.numbers, columns)?;
         }
         routed.has_gradients = false;
         let to = self.blocks_asked(routed);

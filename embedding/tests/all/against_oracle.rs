@@ -119,12 +119,12 @@ proptest! {
                 draw_bags(draw, bags, shapes[of].rows, weighted)
             }).collect();
             let batch = drawn.iter().map(|d| jagged(&d.offsets, &d.rows, d.weights.as_deref()));
-            let lookup = collection
+            let mut lookup = collection
                 .resolve(&stream, batch.collect(), BadIdPolicy::Error)
                 .unwrap();
             let mut out = cpu.alloc::<f32>(bags * stride).unwrap();
             out.fill(7.5);
-            collection.forward(&stream, &lookup, &mut out, stride).unwrap();
+            collection.forward(&stream, &mut lookup, &mut out, stride).unwrap();
 
             let mut grad = vec![f32::NAN; bags * stride];
             let mut by_table: Vec<Vec<_>> = shapes.iter().map(|_| Vec::new()).collect();

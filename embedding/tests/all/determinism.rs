@@ -79,9 +79,9 @@ fn run(cpu: &Cpu, group_elsewhere: bool) -> (Vec<u32>, Vec<u64>) {
             }
             lookup
         };
-        let lookup = std::thread::spawn(resolve).join().unwrap();
+        let mut lookup = std::thread::spawn(resolve).join().unwrap();
         let mut out = cpu.alloc::<f32>(BAGS * stride).unwrap();
-        tables.forward(&stream, &lookup, &mut out, stride).unwrap();
+        tables.forward(&stream, &mut lookup, &mut out, stride).unwrap();
         bits.extend(out.iter().map(|x| x.to_bits()));
         let grad = buffer(&gradients(BAGS * stride, t));
         norms.push(tables.grad_sq_norm(&stream, &lookup, &grad, stride).unwrap().to_bits());

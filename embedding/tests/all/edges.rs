@@ -32,11 +32,11 @@ fn a_batch_without_bags_or_ids_is_a_step_that_moves_nothing() {
             let before = all_bits(&tables);
             for bags in [0, 4] {
                 let empty = || jagged(&vec![0; bags + 1], &[], None);
-                let lookup =
+                let mut lookup =
                     tables.resolve(&stream, vec![empty(), empty()], BadIdPolicy::Error).unwrap();
                 assert_eq!(lookup.bags(), bags);
                 let mut out = buffer(&vec![7.0; bags * 5]);
-                tables.forward(&stream, &lookup, &mut out, 5).unwrap();
+                tables.forward(&stream, &mut lookup, &mut out, 5).unwrap();
                 assert!(out.iter().all(|&x| x == 0.0));
                 let step = SparseStep::new(1);
                 let stats = tables.update(&stream, &lookup, &out, 5, &step).unwrap();
@@ -114,9 +114,10 @@ fn without_pooling_every_bag_gives_and_takes_its_row() {
     let mut tables = make(vec![spec], vec![feature("f", 0, 0)]);
     let stream = stream(tables.device());
     let before = weights(&tables, 0);
-    let lookup = tables.resolve(&stream, vec![one_hot(&[3, 1, 3])], BadIdPolicy::Error).unwrap();
+    let mut lookup =
+        tables.resolve(&stream, vec![one_hot(&[3, 1, 3])], BadIdPolicy::Error).unwrap();
     let mut out = buffer(&[0.0; 9]);
-    tables.forward(&stream, &lookup, &mut out, 3).unwrap();
+    tables.forward(&stream, &mut lookup, &mut out, 3).unwrap();
     assert_eq!(out[..3], before[9..]);
     assert_eq!(out[3..6], before[3..6]);
     assert_eq!(out[6..], before[9..]);
@@ -131,7 +132,7 @@ fn without_pooling_every_bag_gives_and_takes_its_row() {
 #[test]
 fn policies_count_bad_ids_a_table() {
     let features = vec![feature("x", 0, 0), feature("y", 1, 2)];
-    let tables = make(vec![table("a", 4, 2, SGD), table("b", 4, 2, SGD)], features);
+    let mut tables = make(vec![table("a", 4, 2, SGD), table("b", 4, 2, SGD)], features);
     let stream = stream(tables.device());
     let registry = Registry::new();
     let metrics = EmbeddingMetrics::new(["a", "b"], Some(&registry)).unwrap();
@@ -140,10 +141,10 @@ fn policies_count_bad_ids_a_table() {
         [(BadIdPolicy::Drop, [0.0, 0.0]), (BadIdPolicy::DefaultRow, [w[0], w[1]])]
     {
         let batch = vec![one_hot(&[4, 1]), jagged(&[0, 2, 3], &[-1, 2, 77], None)];
-        let lookup = tables.resolve(&stream, batch, policy).unwrap();
+        let mut lookup = tables.resolve(&stream, batch, policy).unwrap();
         assert_eq!(lookup.bad_ids(), [1, 2]);
         let mut out = buffer(&[9.0; 8]);
-        tables.forward(&stream, &lookup, &mut out, 4).unwrap();
+        tables.forward(&stream, &mut lookup, &mut out, 4).unwrap();
         assert_eq!(out[..2], first);
         assert_eq!(out[4..6], w[2..4]);
         metrics.observe_lookup(&lookup, 0.001);
@@ -306,12 +307,12 @@ fn the_last_rows_of_a_huge_table_are_their_own() {
     let near = last - (1 << 32); // the same number in 32 bits
     let batch =
         || vec![one_hot(&[last, near, 0, last]), jagged(&[0, 0, 2, 2, 2], &[near, last], None)];
-    let lookup = tables.resolve(&stream, batch(), BadIdPolicy::Error).unwrap();
+    let mut lookup = tables.resolve(&stream, batch(), BadIdPolicy::Error).unwrap();
     let grad = buffer(&[1.0, 0.0, 2.0, 16.0, 4.0, 0.0, 8.0, 0.0]); // (4, 2)
     let stats = tables.update(&stream, &lookup, &grad, 2, &SparseStep::new(1)).unwrap();
     assert_eq!(stats.rows_updated, [3]);
     let mut out = buffer(&[0.0; 8]);
-    tables.forward(&stream, &lookup, &mut out, 2).unwrap();
+    tables.forward(&stream, &mut lookup, &mut out, 2).unwrap();
     // Row last: 1 + 8 + 16; row near: 2 + 16; row 0: 4.
     assert_eq!(out[..], [-25.0, 0.0, -18.0, -43.0, -4.0, 0.0, -25.0, 0.0]);
     let rows_of = tables.resolver().unique_rows(&stream, &lookup, 0).unwrap();
@@ -379,15 +380,15 @@ fn state_of_a_range_is_read_and_written_alone() {
 #[test]
 fn buffers_strides_steps_and_lookups_that_do_not_fit_are_errors() {
     let mut tables = make(vec![table("t", 3, 4, SGD)], vec![feature("f", 0, 2)]);
-    let other = make(vec![table("t", 3, 4, SGD)], vec![feature("f", 0, 2)]);
+    let mut other = make(vec![table("t", 3, 4, SGD)], vec![feature("f", 0, 2)]);
     let stream = stream(tables.device());
-    let lookup = tables.resolve(&stream, vec![one_hot(&[1, 2])], BadIdPolicy::Error).unwrap();
+    let mut lookup = tables.resolve(&stream, vec![one_hot(&[1, 2])], BadIdPolicy::Error).unwrap();
     let mut out = buffer(&[0.0; 12]);
-    let error = tables.forward(&stream, &lookup, &mut out, 5).unwrap_err().to_string();
+    let error = tables.forward(&stream, &mut lookup, &mut out, 5).unwrap_err().to_string();
     assert_eq!(error, "lookup: a row stride of 5 columns; the features end at column 6");
-    let error = tables.forward(&stream, &lookup, &mut out, 7).unwrap_err().to_string();
+    let error = tables.forward(&stream, &mut lookup, &mut out, 7).unwrap_err().to_string();
     assert_eq!(error, "lookup: a buffer of 12 elements; 2 bags of 7 columns need 14");
-    let error = other.forward(&stream, &lookup, &mut out, 6).unwrap_err();
+    let error = other.forward(&stream, &mut lookup, &mut out, 6).unwrap_err();
     assert!(matches!(error, EmbeddingError::ForeignLookup { operation: "lookup" }));
     let before = all_bits(&tables);
     let step = SparseStep::new(0);
@@ -403,6 +404,6 @@ fn buffers_strides_steps_and_lookups_that_do_not_fit_are_errors() {
         assert!(error.contains(named), "{error}");
     }
     assert_eq!(all_bits(&tables), before);
-    tables.forward(&stream, &lookup, &mut out, 6).unwrap();
+    tables.forward(&stream, &mut lookup, &mut out, 6).unwrap();
     assert_eq!(tables.device().info().kind, "cpu");
 }

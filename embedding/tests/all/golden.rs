@@ -136,10 +136,10 @@ fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
     }
     for step in 0..STEPS {
         let bags = cases.iter().map(|case| case.bags(step)).collect();
-        let lookup = collection.resolve(&stream, bags, BadIdPolicy::Error).unwrap();
+        let mut lookup = collection.resolve(&stream, bags, BadIdPolicy::Error).unwrap();
         let mut out = cpu.alloc::<f32>(BAGS * stride).unwrap();
         out.fill(7.5);
-        collection.forward(&stream, &lookup, &mut out, stride).unwrap();
+        collection.forward(&stream, &mut lookup, &mut out, stride).unwrap();
         let mut grad = vec![f32::NAN; BAGS * stride]; // columns of no feature are not read
         for (case, &column) in cases.iter().zip(&columns) {
             let grads = case.f32s(&format!("grad.{step}"));

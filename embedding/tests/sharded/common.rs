@@ -9,7 +9,7 @@ use tessera_device::{Cpu, CpuStream, Device};
 use tessera_embedding::plan::{Plan, Route, Shard, Sharding, TablePlan, column_cuts, row_cuts};
 use tessera_embedding::{
     BadIdPolicy, Clip, EmbeddingCollection, FeatureSpec, Init, Pooling, Precision,
-    ShardedCollection, SparseOptimizer, SparseStep, TableSpec, WeightDecay,
+    ShardedCollection, SparseOptimizer, SparseStep, TableSpec, Tiers, WeightDecay,
 };
 
 pub const SEED: u64 = 11;
@@ -110,10 +110,19 @@ pub struct Outcome {
 }
 
 pub fn on_one_rank(case: &Case) -> Outcome {
+    on_one_rank_with(case, None)
+}
+
+/// With rows that move between tiers, where some are given.
+pub fn on_one_rank_with(case: &Case, tiers: Option<&Tiers>) -> Outcome {
     let cpu = Cpu::new(NonZeroUsize::new(2)).unwrap();
     let stream = cpu.stream().unwrap();
-    let (tables, features) = (case.tables.clone(), case.features.clone());
-    let mut all = EmbeddingCollection::new(cpu.clone(), &stream, tables, features, SEED).unwrap();
+    let (tables, features, device) = (case.tables.clone(), case.features.clone(), cpu.clone());
+    let all = match tiers {
+        None => EmbeddingCollection::new(device, &stream, tables, features, SEED),
+        Some(tiers) => EmbeddingCollection::tiered(device, &stream, tables, features, SEED, tiers),
+    };
+    let mut all = all.unwrap();
     let mut outcome = Outcome {
         pooled: vec![],
         weights: vec![],
@@ -122,9 +131,9 @@ pub fn on_one_rank(case: &Case) -> Outcome {
         updated: vec![0; case.tables.len()],
     };
     for (t, (batch, grad)) in (1..).zip(case.batches.iter().zip(&case.grads)) {
-        let lookup = all.resolve(&stream, batch.clone(), BadIdPolicy::Error).unwrap();
+        let mut lookup = all.resolve(&stream, batch.clone(), BadIdPolicy::Error).unwrap();
         let mut out = cpu.alloc::<f32>(grad.len()).unwrap();
-        all.forward(&stream, &lookup, &mut out, case.width).unwrap();
+        all.forward(&stream, &mut lookup, &mut out, case.width).unwrap();
         outcome.pooled.push(out.to_vec());
         cpu.upload(&stream, grad, &mut out, 0).unwrap();
         outcome.norms.push(all.grad_sq_norm(&stream, &lookup, &out, case.width).unwrap());
@@ -303,14 +312,27 @@ pub type Codecs = (Codec, Codec);
 pub const EXACT: Codecs = (Codec::Fp32, Codec::Fp32);
 
 pub fn on_ranks(case: &Case, plan: &Plan, threads_a_rank: usize, codecs: Codecs) -> Outcome {
+    on_ranks_with(case, plan, threads_a_rank, codecs, None)
+}
+
+/// With rows that move between tiers, where some are given.
+pub fn on_ranks_with(
+    case: &Case,
+    plan: &Plan,
+    threads_a_rank: usize,
+    codecs: Codecs,
+    tiers: Option<&Tiers>,
+) -> Outcome {
     let ranks = plan.ranks();
     let parts = threads::run(ranks, &Options::default(), |comm| {
         let rank = comm.rank();
         let cpu = Cpu::new(NonZeroUsize::new(threads_a_rank)).unwrap();
         let stream = cpu.stream().unwrap();
-        let (tables, features) = (case.tables.clone(), case.features.clone());
+        let model = (case.tables.clone(), case.features.clone());
+        let tiers = tiers.map(|tiers| tiers.of_rank(rank));
+        let (device, tiers) = (cpu.clone(), tiers.as_ref());
         let mut all =
-            ShardedCollection::new(cpu.clone(), &stream, tables, features, SEED, plan, comm)
+            ShardedCollection::with_tiers(device, &stream, model, SEED, plan, comm, tiers)
                 .unwrap()
                 .with_codecs(codecs.0, codecs.1)
                 .unwrap();

@@ -1,8 +1,9 @@
 //! Tables on several ranks against the same tables on one: any plan, any number of ranks, codecs,
-//! and groups of ranks that are averaged.
+//! groups of ranks that are averaged, and rows that move between tiers.
 
 mod codecs;
 mod common;
 mod moments;
 mod plans;
 mod replicas;
+mod tiers;

@@ -1,0 +1,301 @@
+//! Lookups and updates of tables whose rows move between tiers.
+//!
+//! ```text
+//! forward   rows of the batch -> slots, held until the lookup is dropped; pool all bags
+//! update    over the same slots; then the rows count as changed
+//! ```
+//! Where a batch has more rows than a table has slots, work is cut into passes, each of which
+//! brings its own rows: a forward pass between bags, never inside one, an update by rows. Every
+//! bag is pooled, and every row moved, in one of them whole, so passes show in no result.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tessera_cache::{CacheError, Lease};
+use tessera_device::DeviceBuffer;
+
+use crate::collection::{check_step, of_table};
+use crate::{
+    EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Reach, Result, SparseStep, Stores,
+    UpdateStats,
+};
+
+/// The different rows of each table whose rows move.
+type Moving = [Option<Arc<Vec<u64>>>];
+
+impl<D: LookupOps> EmbeddingCollection<D> {
+    /// Pools every bag of a lookup: feature `f` of bag `b` at
+    /// `out[b * stride + column_f ..][.. dim]`; zeros for an empty bag. Other columns of `out`
+    /// stay as they are.
+    ///
+    /// Rows that move between tiers stay in device memory from here on until `lookup` is
+    /// dropped, if it has room for them all.
+    ///
+    /// Cost: reads `ids * dim` elements, writes `bags * dim` numbers a feature.
+    ///
+    /// Errors: [`EmbeddingError::Stride`], [`EmbeddingError::BufferTooShort`],
+    /// [`EmbeddingError::ForeignLookup`]; [`EmbeddingError::Store`] when a tier fails, or the
+    /// device tier has no room for the rows of a single sample; or what the device says.
+    pub fn forward(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &mut Lookup<D>,
+        out: &mut D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+    ) -> Result<()> {
+        self.check("lookup", lookup, out.len(), stride)?;
+        if lookup.held.is_none() {
+            lookup.held = self.hold_all(stream, &lookup.moving)?;
+        }
+        let bags = 0..lookup.bags();
+        match &lookup.held {
+            Some(held) => {
+                let reach = self.whole_reach(&lookup.moving, held);
+                let staged = &lookup.staged;
+                self.device().forward(stream, &self.stores, &reach, staged, bags, out, stride)
+            }
+            None => self.forward_pass(stream, lookup, bags, out, stride),
+        }
+    }
+
+    /// Pools some bags; in two halves where their rows have no room.
+    fn forward_pass(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        bags: Range<usize>,
+        out: &mut D::Buffer<f32>,
+        stride: usize,
+    ) -> Result<()> {
+        let mut numbers = Vec::with_capacity(lookup.moving.len());
+        for (table, rows) in lookup.moving.iter().enumerate() {
+            let numbers_of =
+                || self.device().numbers_of(stream, &lookup.staged, table, bags.clone());
+            numbers.push(rows.as_ref().map(|_| numbers_of()).transpose()?);
+        }
+        match self.hold(stream, &lookup.moving, &numbers) {
+            Ok(held) => {
+                let slots = Slots::new(&lookup.moving, &numbers, &held);
+                let reach = slots.reach(|_| 0..0);
+                let staged = &lookup.staged;
+                self.device().forward(stream, &self.stores, &reach, staged, bags, out, stride)
+            }
+            Err(error) if exceeds_slots(&error) && bags.len() > 1 => {
+                let middle = bags.start + bags.len() / 2;
+                self.forward_pass(stream, lookup, bags.start..middle, out, stride)?;
+                self.forward_pass(stream, lookup, middle..bags.end, out, stride)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`EmbeddingCollection::update`], with the row sums of tables that are cut by columns:
+    /// see [`LookupOps::update`].
+    pub(crate) fn update_with(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        grad: &D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+        squares: &[f32],
+    ) -> Result<UpdateStats> {
+        self.check("update", lookup, grad.len(), stride)?;
+        check_step(step)?;
+        let tables = self.stores.len();
+        let mut stats =
+            UpdateStats { rows_updated: vec![0; tables], rows_nonfinite: vec![0; tables] };
+        self.row_passes(stream, lookup, true, |device, stores, reach| {
+            let staged = &lookup.staged;
+            let moved =
+                device.update(stream, stores, reach, staged, grad, stride, step, squares)?;
+            for (sum, rows) in stats.rows_updated.iter_mut().zip(&moved.rows_updated) {
+                *sum += rows;
+            }
+            for (sum, rows) in stats.rows_nonfinite.iter_mut().zip(&moved.rows_nonfinite) {
+                *sum += rows;
+            }
+            Ok(())
+        })?;
+        Ok(stats)
+    }
+
+    /// [`LookupOps::block_squares`] of the only table.
+    pub(crate) fn block_squares(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        grad: &D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+        step: &SparseStep,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.check("row sums", lookup, grad.len(), stride)?;
+        check_step(step)?;
+        self.row_passes(stream, lookup, false, |device, stores, reach| {
+            device.block_squares(stream, stores, reach, &lookup.staged, grad, stride, step, out)
+        })
+    }
+
+    /// Calls `work` until every row of a lookup was once in its reach: once, where the rows are
+    /// held, or there is room for all. `writes` says that it changes them.
+    fn row_passes(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &Lookup<D>,
+        writes: bool,
+        mut work: impl FnMut(&D, &mut Stores<D>, &[Reach<'_>]) -> Result<()>,
+    ) -> Result<()> {
+        let held_now;
+        let held = match &lookup.held {
+            Some(held) => Some(held),
+            None => {
+                held_now = self.hold_all(stream, &lookup.moving)?;
+                held_now.as_ref()
+            }
+        };
+        if let Some(held) = held {
+            let reach = self.whole_reach(&lookup.moving, held);
+            work(&self.resolver.device, &mut self.stores, &reach)?;
+            return if writes { self.commit(held) } else { Ok(()) };
+        }
+        let mut next: Vec<u64> = vec![0; self.stores.len()]; // number of each table
+        let mut first = true;
+        loop {
+            let numbers: Vec<Option<Vec<u64>>> = lookup
+                .moving
+                .iter()
+                .zip(&mut next)
+                .zip(&self.stores)
+                .map(|((rows, next), store)| {
+                    let left = rows.as_ref()?.len() as u64 - *next;
+                    // Where others hold all slots, asking for one says so.
+                    let here = *next..*next + left.min(store.slots_free().max(1));
+                    *next = here.end;
+                    Some(here.collect())
+                })
+                .collect();
+            if !first && numbers.iter().flatten().all(Vec::is_empty) {
+                return Ok(());
+            }
+            let held = self.hold(stream, &lookup.moving, &numbers)?;
+            let slots = Slots::new(&lookup.moving, &numbers, &held);
+            let schema = &self.resolver.schema;
+            let reach = slots.reach(|table| match &numbers[table] {
+                Some(numbers) => {
+                    let start = numbers.first().copied().unwrap_or(0);
+                    start..start + numbers.len() as u64
+                }
+                // A table whose rows stay has its turn in the first pass.
+                None if first => 0..schema.tables()[table].rows,
+                None => 0..0,
+            });
+            work(&self.resolver.device, &mut self.stores, &reach)?;
+            if writes {
+                self.commit(&held)?;
+            }
+            first = false;
+        }
+    }
+
+    /// Says that held rows were written.
+    fn commit(&mut self, held: &[Option<Lease>]) -> Result<()> {
+        for (table, (store, lease)) in self.stores.iter_mut().zip(held).enumerate() {
+            if let Some(lease) = lease {
+                let spec = &self.resolver.schema.tables()[table];
+                store.commit(lease).map_err(of_table(spec))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all rows of `moving` to the device, unless a table has too few slots for its own.
+    fn hold_all(
+        &mut self,
+        stream: &D::Stream,
+        moving: &Moving,
+    ) -> Result<Option<Vec<Option<Lease>>>> {
+        let mut held = Vec::with_capacity(moving.len());
+        for (table, rows) in moving.iter().enumerate() {
+            let lease = rows.as_ref().map(|rows| self.prefetch(stream, table, rows)).transpose();
+            match lease {
+                Ok(lease) => held.push(lease),
+                Err(error) if exceeds_slots(&error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(held))
+    }
+
+    /// Brings rows of `moving`, by their numbers, to the device.
+    fn hold(
+        &mut self,
+        stream: &D::Stream,
+        moving: &Moving,
+        numbers: &[Option<Vec<u64>>],
+    ) -> Result<Vec<Option<Lease>>> {
+        let tables = moving.iter().zip(numbers).enumerate();
+        tables
+            .map(|(table, pair)| match pair {
+                (Some(rows), Some(numbers)) => {
+                    let rows: Vec<u64> = numbers.iter().map(|&n| rows[n as usize]).collect();
+                    self.prefetch(stream, table, &rows).map(Some)
+                }
+                _ => Ok(None),
+            })
+            .collect()
+    }
+
+    fn prefetch(&mut self, stream: &D::Stream, table: usize, rows: &[u64]) -> Result<Lease> {
+        let device = &self.resolver.device;
+        let leased = self.stores[table].prefetch(device, stream, rows);
+        leased.map_err(of_table(&self.resolver.schema.tables()[table]))
+    }
+
+    /// Everything that a lookup reads, where leases hold all of it.
+    fn whole_reach<'a>(&self, moving: &'a Moving, held: &'a [Option<Lease>]) -> Vec<Reach<'a>> {
+        let tables = self.resolver.schema.tables().iter().zip(moving.iter().zip(held));
+        tables
+            .map(|(spec, pair)| match pair {
+                (Some(rows), Some(lease)) => {
+                    Reach { slots: Some(lease.slots(rows)), rows: 0..rows.len() as u64 }
+                }
+                _ => Reach { slots: None, rows: 0..spec.rows },
+            })
+            .collect()
+    }
+}
+
+/// Slots of some of a lookup's rows, by number; others have none.
+struct Slots(Vec<Option<Vec<u64>>>);
+
+impl Slots {
+    /// Those of the rows `numbers`, which `held` holds.
+    fn new(moving: &Moving, numbers: &[Option<Vec<u64>>], held: &[Option<Lease>]) -> Self {
+        let tables = moving.iter().zip(numbers).zip(held);
+        Self(
+            tables
+                .map(|table| {
+                    let ((Some(rows), Some(numbers)), Some(lease)) = table else { return None };
+                    let these: Vec<u64> = numbers.iter().map(|&n| rows[n as usize]).collect();
+                    let mut slots = vec![u64::MAX; rows.len()];
+                    for (&number, &slot) in numbers.iter().zip(lease.slots(&these)) {
+                        slots[number as usize] = slot;
+                    }
+                    Some(slots)
+                })
+                .collect(),
+        )
+    }
+
+    /// Reach of every table, with the rows that `rows` gives it.
+    fn reach(&self, rows: impl Fn(usize) -> Range<u64>) -> Vec<Reach<'_>> {
+        let tables = self.0.iter().enumerate();
+        tables.map(|(table, slots)| Reach { slots: slots.as_deref(), rows: rows(table) }).collect()
+    }
+}
+
+/// Whether a store has too few slots for what was asked of it at once.
+fn exceeds_slots(error: &EmbeddingError) -> bool {
+    matches!(error, EmbeddingError::Store { source: CacheError::WorkingSet { .. }, .. })
+}
