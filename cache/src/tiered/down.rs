@@ -78,12 +78,9 @@ pub(super) fn make_room(shared: &Shared, needed: u64, promoted: u64) -> Result<u
         let rows = write_down_host(shared, &dirty, &mut block)?;
         let mut state = shared.lock();
         state.host.stats.bytes_out += rows * shared.row_bytes();
-        for slot in slots {
-            if state.host.marks(slot).idle() {
-                state.host.remove(slot);
-                state.host.stats.evictions += 1;
-            }
-        }
+        let idle: Vec<u64> =
+            slots.into_iter().filter(|&slot| state.host.marks(slot).idle()).collect();
+        state.host.stats.evictions += state.host.remove_all(&idle).len() as u64;
     }
 }
 

@@ -19,6 +19,7 @@ use super::down::{gather, make_room, put};
 use super::shared::State;
 use super::tier::{BELOW, DIRTY, Moving};
 use super::wanted::Wanted;
+use crate::index::Index;
 use crate::ops::NO_SLOT;
 use crate::{Result, RowLayout, RowOps};
 
@@ -72,13 +73,17 @@ impl<D: RowOps> Tiered<D> {
     /// host tier. The others get their slots.
     fn find_fresh(&self, wanted: &mut Wanted) -> (Vec<usize>, u64) {
         let state = self.shared.lock();
-        let in_host = wanted.copies.positions.len() - wanted.copies.below;
-        let mut fresh = Vec::with_capacity(wanted.copies.positions.len());
-        for copy in 0..wanted.copies.positions.len() {
-            let position = wanted.copies.positions[copy];
-            match state.device.get(wanted.rows()[position]) {
-                Some(slot) => wanted.set_slot(position, slot),
-                None => fresh.push(copy),
+        let positions = &wanted.copies.positions;
+        let in_host = positions.len() - wanted.copies.below;
+        let rows: Vec<u64> = positions.iter().map(|&position| wanted.rows()[position]).collect();
+        let mut slots = vec![0; rows.len()];
+        state.device.find(&rows, &mut slots);
+        let mut fresh = Vec::with_capacity(rows.len());
+        for (copy, slot) in slots.into_iter().enumerate() {
+            if slot == Index::NONE {
+                fresh.push(copy);
+            } else {
+                wanted.set_slot(wanted.copies.positions[copy], u64::from(slot));
             }
         }
         let promoted = fresh.partition_point(|&copy| copy < in_host) as u64;
@@ -90,12 +95,13 @@ impl<D: RowOps> Tiered<D> {
         let mut guard = self.shared.lock();
         let state = &mut *guard;
         let count = (fresh as u64).saturating_sub(state.device.free());
-        let mut slots = state.device.victims(count as usize, state.policy, state.clock);
+        let chosen = state.device.victims(count as usize, state.policy, state.clock);
         // A clean row is kept for the next read, if there is a place for it.
         let keep = if state.host.capacity() > 0 { DIRTY | BELOW } else { DIRTY };
-        let keeps = |&slot: &u64| state.device.marks(slot).flags() & keep != 0;
-        slots.sort_by_key(|slot| !keeps(slot)); // stable
-        let kept = slots.partition_point(keeps);
+        let (mut slots, dropped): (Vec<u64>, Vec<u64>) =
+            chosen.into_iter().partition(|&slot| state.device.marks(slot).flags() & keep != 0);
+        let kept = slots.len();
+        slots.extend(dropped);
         let rows = slots.iter().map(|&slot| state.device.row(slot)).collect();
         let flags = slots.iter().map(|&slot| state.device.marks(slot).flags()).collect();
         Victims { slots, rows, flags, kept }
@@ -166,41 +172,39 @@ impl<D: RowOps> Tiered<D> {
         let row_bytes = (self.shared.layout.weight_bytes + self.shared.layout.state_bytes) as u64;
         let copies = wanted.copies.positions.len();
         let (below, first) = (copies - wanted.copies.below, copies - wanted.copies.first);
-        let clock = state.clock;
-        let mut rising = Vec::with_capacity(fresh.len());
-        for &copy in fresh {
-            let row = wanted.rows()[wanted.copies.positions[copy]];
-            rising.push(match state.host.get(row) {
-                Some(slot) if copy < below => {
-                    state.host.stats.bytes_out += row_bytes;
-                    state.host.remove(slot)
-                }
-                _ => Moving {
-                    row,
-                    flags: if copy < first { BELOW } else { 0 },
-                    wants: state.wanted.remove(&row).unwrap_or(0),
-                    score: state.policy.touched(0, clock),
-                    next: 0,
-                },
-            });
-        }
-        let mut host_slots = Vec::with_capacity(victims.kept);
-        for (i, &slot) in victims.slots.iter().enumerate() {
-            let gone = state.device.remove(slot);
-            state.device.stats.evictions += 1;
-            let room = i < victims.kept && state.host.free() > 0;
-            debug_assert!(room || gone.flags & DIRTY == 0, "its newest bytes would be lost");
-            if room {
-                host_slots.push(state.host.insert(gone)?);
-                state.host.stats.bytes_in += row_bytes;
-                state.device.stats.bytes_out += row_bytes;
-                state.device.stats.write_backs += u64::from(gone.flags & DIRTY != 0);
-            }
-        }
+        let (policy, clock) = (state.policy, state.clock);
+        let rows: Vec<u64> =
+            fresh.iter().map(|&copy| wanted.rows()[wanted.copies.positions[copy]]).collect();
+
+        let promoted = fresh.partition_point(|&copy| copy < below);
+        let mut found = vec![0; promoted];
+        state.host.find(&rows[..promoted], &mut found);
+        let found: Vec<u64> = found.into_iter().map(u64::from).collect();
+        let mut rising = state.host.remove_all(&found);
+        rising.extend(fresh.iter().zip(rows).skip(promoted).map(|(&copy, row)| Moving {
+            row,
+            flags: if copy < first { BELOW } else { 0 },
+            wants: state.wanted.remove(&row).unwrap_or(0),
+            score: policy.touched(0, clock),
+            next: 0,
+        }));
+        state.host.stats.bytes_out += promoted as u64 * row_bytes;
+
+        let falling = state.device.remove_all(&victims.slots);
+        let kept = victims.kept.min(state.host.free() as usize);
+        let lost = falling[kept..].iter().find(|gone| gone.flags & DIRTY != 0);
+        debug_assert!(lost.is_none(), "newest bytes would be lost: {lost:?}");
+        let host_slots = state.host.insert_all(&falling[..kept])?;
+        let dirty = falling[..kept].iter().filter(|gone| gone.flags & DIRTY != 0).count();
+        state.host.stats.bytes_in += kept as u64 * row_bytes;
+        state.device.stats.bytes_out += kept as u64 * row_bytes;
+        state.device.stats.write_backs += dirty as u64;
+        state.device.stats.evictions += falling.len() as u64;
+
         let mut targets = vec![NO_SLOT; copies];
-        for (&copy, moving) in fresh.iter().zip(rising) {
-            targets[copy] = state.device.insert(moving)?;
-            wanted.set_slot(wanted.copies.positions[copy], targets[copy]);
+        for (&copy, slot) in fresh.iter().zip(state.device.insert_all(&rising)?) {
+            targets[copy] = slot;
+            wanted.set_slot(wanted.copies.positions[copy], slot);
         }
         state.device.stats.bytes_in += fresh.len() as u64 * row_bytes;
         Ok((targets, host_slots))

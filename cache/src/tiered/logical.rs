@@ -247,15 +247,15 @@ impl<D: RowOps> Tiered<D> {
 /// Gives written rows slots of the host tier; who wants them does so there from now on.
 fn insert_in_host(state: &mut State, rows: &[u64]) -> Result<Vec<u64>> {
     let (policy, clock) = (state.policy, state.clock);
-    rows.iter()
-        .map(|&row| {
-            state.host.insert(Moving {
-                row,
-                flags: DIRTY,
-                wants: state.wanted.remove(&row).unwrap_or(0),
-                score: policy.touched(0, clock),
-                next: 0,
-            })
+    let moving: Vec<Moving> = rows
+        .iter()
+        .map(|&row| Moving {
+            row,
+            flags: DIRTY,
+            wants: state.wanted.remove(&row).unwrap_or(0),
+            score: policy.touched(0, clock),
+            next: 0,
         })
-        .collect()
+        .collect();
+    state.host.insert_all(&moving)
 }

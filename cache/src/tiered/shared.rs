@@ -349,3 +349,59 @@ impl std::fmt::Debug for Shared {
         write!(f, "Shared({} rows)", self.rows)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PlanesMut, RowStore, Tiered};
+    use tessera_device::{Cpu, Device};
+
+    /// A clock that comes to its end is set back, and the order of last uses stays.
+    #[test]
+    fn the_clock_can_run_for_ever() {
+        for policy in [Policy::Lru, Policy::NextUse] {
+            let cpu = Cpu::new(std::num::NonZeroUsize::new(1)).unwrap();
+            let stream = cpu.stream().unwrap();
+            let layout = RowLayout { weight_bytes: 1, state_bytes: 0 };
+            let device_bytes = 3 * super::super::slot_bytes(layout, policy);
+            let options = TieredOptions { device_bytes, host_bytes: 0, policy };
+            let first: Arc<FirstRows> = Arc::new(|rows: &[u64], to: PlanesMut<'_>| {
+                to.weights.iter_mut().zip(rows).for_each(|(to, &row)| *to = row as u8);
+            });
+            let mut store = Tiered::new(&cpu, 9, layout, &options, None, first).unwrap();
+            store.shared.lock().clock = CLOCK_MAX - 2;
+            for row in [0, 1, 2] {
+                drop(store.prefetch(&cpu, &stream, &[row]).unwrap());
+            }
+            assert!(store.shared.lock().clock < CLOCK_MAX / 2 + 5);
+            store.hint_next_use(&[0], 5);
+            drop(store.prefetch(&cpu, &stream, &[3]).unwrap());
+            let state = store.shared.lock();
+            // The first of them went, unless its next use was known.
+            let gone = if policy == Policy::NextUse { 1 } else { 0 };
+            let left: Vec<u64> = (0..4).filter(|&row| state.device.get(row).is_some()).collect();
+            let wanted: Vec<u64> = (0..4).filter(|&row| row != gone).collect();
+            assert_eq!(left, wanted, "{policy:?}");
+        }
+    }
+
+    /// A thread that panics while it changes the counts leaves a store that refuses.
+    #[test]
+    fn a_panic_under_the_lock_poisons_the_store() {
+        let layout = RowLayout { weight_bytes: 1, state_bytes: 0 };
+        let options = TieredOptions { device_bytes: 0, host_bytes: 0, policy: Policy::Lru };
+        let first: Arc<FirstRows> = Arc::new(|_: &[u64], _: PlanesMut<'_>| {});
+        let shared = Arc::new(Shared::new(9, layout, &options, (3, 9), None, first).unwrap());
+        let fetched = shared.fetch(&[1]).unwrap();
+        std::thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let _state = shared.lock();
+                panic!("on purpose");
+            });
+            assert!(panics.join().is_err());
+        });
+        drop(fetched);
+        let error = shared.fetch(&[1]).unwrap_err().to_string();
+        assert!(error.contains("a thread panicked"), "{error}");
+    }
+}

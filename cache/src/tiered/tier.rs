@@ -7,7 +7,7 @@
 use tessera_device::HostBuffer;
 
 use super::policy::{Candidates, Policy};
-use crate::index::Index;
+use crate::index::{Index, prefetch};
 use crate::{Result, TierStats};
 
 /// The bytes differ from those that the cold tier, or the row's first value, would give.
@@ -18,6 +18,10 @@ pub(super) const BELOW: u32 = 2;
 const TAKEN: u32 = 4;
 /// One who wants the row.
 const WANT: u32 = 8;
+
+/// How many rows ahead of the one at hand memory is asked for: twice that for the slot, which
+/// tells the row, and once for the row's place in the index.
+const AHEAD: usize = 8;
 
 /// End of the list of free slots.
 const END: u64 = u64::MAX;
@@ -216,6 +220,34 @@ impl Tier {
             score: marks.score,
             next: self.next.get(at).copied().unwrap_or(0),
         }
+    }
+
+    /// [`Tier::insert`] for all of them.
+    pub(super) fn insert_all(&mut self, moving: &[Moving]) -> Result<Vec<u64>> {
+        let mut slots = Vec::with_capacity(moving.len());
+        for (i, &one) in moving.iter().enumerate() {
+            if let Some(ahead) = moving.get(i + 2 * AHEAD) {
+                self.index.prefetch(ahead.row);
+            }
+            slots.push(self.insert(one)?);
+        }
+        Ok(slots)
+    }
+
+    /// [`Tier::remove`] for all of them.
+    pub(super) fn remove_all(&mut self, slots: &[u64]) -> Vec<Moving> {
+        let mut moving = Vec::with_capacity(slots.len());
+        for (i, &slot) in slots.iter().enumerate() {
+            if let Some(&ahead) = slots.get(i + 2 * AHEAD) {
+                prefetch(&self.rows, ahead as usize);
+                prefetch(&self.marks, ahead as usize);
+            }
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                self.index.prefetch(self.row(ahead));
+            }
+            moving.push(self.remove(slot));
+        }
+        moving
     }
 
     /// Slots of `count` rows that nobody wants, or of all such rows if they are fewer: those that

@@ -177,9 +177,10 @@ impl Shared {
             let start = Instant::now();
             let mut found = vec![false; rows.len()];
             tier.contains(rows, &mut found);
-            // Stable: both parts stay in order.
-            order.sort_by_key(|&i| !found[i]);
-            cold = found.iter().filter(|&&found| found).count();
+            let (held, new): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|&i| found[i]);
+            cold = held.len();
+            order = held;
+            order.extend(new);
             let ids: Vec<u64> = order[..cold].iter().map(|&i| rows[i]).collect();
             let to = PlanesMut {
                 weights: &mut weights[..cold * self.layout.weight_bytes],

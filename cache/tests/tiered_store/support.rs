@@ -151,7 +151,7 @@ pub struct Sizes {
 /// A store, and what it must hold.
 pub struct World {
     pub cpu: Cpu,
-    pub stream: CpuStream,
+    pub stream: Arc<CpuStream>,
     pub store: Box<dyn RowStore<Cpu>>,
     pub cold: Option<Arc<MemoryCold>>,
     /// Versions of each row's weights and state; absent ones are 0.
@@ -163,6 +163,10 @@ pub struct World {
 impl World {
     pub fn new(sizes: Sizes) -> Self {
         let (cpu, stream) = cpu(1);
+        Self::on(cpu, Arc::new(stream), sizes)
+    }
+
+    pub fn on(cpu: Cpu, stream: Arc<CpuStream>, sizes: Sizes) -> Self {
         let cold = sizes.cold.then(|| MemoryCold::new(LAYOUT));
         let store = tiered(&cpu, sizes, cold.clone());
         let versions = HashMap::new();
