@@ -162,7 +162,6 @@ fn layouts() -> impl Strategy<Value = RowLayout> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
     fn the_log_is_a_map_that_keeps_what_it_flushed(
         layout in layouts(),

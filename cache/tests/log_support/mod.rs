@@ -201,7 +201,9 @@ fn survive(contents: &Contents, loss: Loss, random: &mut Random) -> Contents {
         }
         Loss::Sectors => {
             let (short, long) = (now.len().min(synced.len()), now.len().max(synced.len()));
-            let length = short + random.below((long - short) as u64 + 1) as usize;
+            let between = short + random.below((long - short) as u64 + 1) as usize;
+            // The whole length most of the time: what comes last can only survive then.
+            let length = [short, between, long, long][random.below(4) as usize];
             let mut left = vec![0; length];
             for (sector, bytes) in left.chunks_mut(512).enumerate() {
                 let from = if random.below(2) == 0 { now } else { synced };

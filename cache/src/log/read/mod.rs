@@ -3,6 +3,21 @@
 //! Requests come sorted by place. Neighbours whose pages touch become one run, so that a page is
 //! read once however many of its records are wanted, and a reader has all runs at hand to keep the
 //! device busy.
+//!
+//! io_uring is the first choice by measurement (4.1 GB of 284-byte records on a virtual SSD that
+//! gives 67 to 73 thousand random 4K reads a second at depth 64, cache dropped, one thread, other
+//! work on the machine; thousand rows a second):
+//!
+//! ```text
+//! rows a get   io_uring   mmap    mmap, all in the page cache
+//! 1            11-12      11-13
+//! 64           52-59      26-35   370-410
+//! 1024         54-71      39
+//! 16384        65-75      44-73   590-610
+//! ```
+//!
+//! Maps win where the page cache holds much of the log, at the price of memory that other programs
+//! could use; they cannot report a failing medium.
 
 mod mapped;
 mod plain;
