@@ -187,7 +187,7 @@ pub(super) fn layouts(
             add(Sharding::TableWise, vec![whole(&all)]);
         }
         if asked(Sharding::ColumnWise) {
-            for parts in splits(table.dim, ranks, forced) {
+            for parts in splits(table, ranks, forced) {
                 let cuts = column_cuts(table.dim, parts);
                 add(Sharding::ColumnWise, cuts.iter().map(whole).collect());
             }
@@ -204,7 +204,7 @@ pub(super) fn layouts(
             }
         }
         if asked(Sharding::Grid) && (forced || per_node > 1) {
-            for parts in splits(table.dim, nodes, forced) {
+            for parts in splits(table, nodes, forced) {
                 let cuts = column_cuts(table.dim, parts);
                 for rows in row_splits(table, per_node) {
                     let pieces = cuts.iter().map(|columns| node(columns, &rows)).collect();
@@ -227,9 +227,13 @@ pub(super) fn layouts(
     found
 }
 
-/// Numbers of column blocks: two at least, unless one is asked for and cannot be cut.
-fn splits(dim: usize, most: usize, forced: bool) -> Vec<usize> {
-    let parts: Vec<usize> = column_parts(dim, most).filter(|&parts| parts > 1).collect();
+/// Numbers of column blocks: two at least, unless one is asked for and cannot be cut. None where the
+/// optimizer needs whole rows, unless cuts are asked for: whoever makes the tables then refuses them.
+fn splits(table: &TableLoad, most: usize, forced: bool) -> Vec<usize> {
+    if table.whole_rows && !forced {
+        return Vec::new();
+    }
+    let parts: Vec<usize> = column_parts(table.dim, most).filter(|&parts| parts > 1).collect();
     if parts.is_empty() && forced { vec![1] } else { parts }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::sample::IdStats;
 use super::{Route, Sharding};
 use crate::SparseOptimizer;
-use crate::optimizer::StateWidth;
+use crate::optimizer::{RowSum, StateWidth};
 
 /// One table: its size, and how much it is looked up.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct TableLoad {
     pub column_states: usize,
     /// float32 state tensors of shape (rows): every block of columns keeps a copy.
     pub row_states: usize,
+    /// Whether the optimizer needs norms of whole rows, so that columns are not to be cut.
+    pub whole_rows: bool,
     /// Mean ids per sample of each feature that looks rows up in it.
     pub ids_per_sample: Vec<f64>,
     /// What a sample of the data told; without it ids count as uniform.
@@ -48,6 +50,7 @@ impl TableLoad {
             element_bytes: 4,
             column_states: states(StateWidth::Dim),
             row_states: states(StateWidth::One),
+            whole_rows: optimizer.row_sum() == RowSum::Norms,
             ids_per_sample,
             stats: None,
             sharding: None,

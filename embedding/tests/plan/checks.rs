@@ -8,7 +8,7 @@ use tessera_embedding::plan::{
 };
 use tessera_embedding::{EmbeddingError, Result, SparseOptimizer};
 
-use crate::common::{assert_consistent, table};
+use crate::common::{adagrad, assert_consistent, table};
 
 fn shard(rank: usize, rows: Range<u64>, columns: Range<usize>) -> Shard {
     Shard { rank, rows, columns }
@@ -205,6 +205,26 @@ fn a_sharding_asked_for_is_given() {
                 }
             }
         }
+    }
+}
+
+/// Once, wide tables under lamb were cut by columns, which training then refused.
+#[test]
+fn rows_whose_norms_an_optimizer_needs_are_not_cut() {
+    let lamb =
+        SparseOptimizer::Lamb { lr: 0.1, eps: 1e-8, beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+    let wide = |optimizer: &SparseOptimizer| {
+        [("a", 2000), ("b", 100)]
+            .map(|(name, rows)| TableLoad::new(name, rows, 256, optimizer, vec![1.0]))
+    };
+    for (ranks, per_node) in [(4, 4), (7, 7), (8, 2)] {
+        let whole = planned(&wide(&lamb), ranks, per_node);
+        for table in whole.plan.tables() {
+            assert!(table.shards.iter().all(|shard| shard.columns == (0..256)), "{table:?}");
+        }
+        let cut = planned(&wide(&adagrad()), ranks, per_node);
+        let is_cut = |table: &TablePlan| table.shards.iter().any(|shard| shard.columns != (0..256));
+        assert!(cut.plan.tables().iter().any(is_cut), "the case is one where cuts pay");
     }
 }
 
