@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use tessera_device::{Cpu, CpuStream, Device, DeviceError, HostBuffer};
 
 use crate::Result;
+use crate::index::prefetch;
 
 /// A slot that stands for no place.
 pub const NO_SLOT: u64 = u64::MAX;
@@ -116,9 +117,23 @@ fn check_slots(slots: impl Iterator<Item = u64>, row_bytes: usize, len: usize) -
     Ok(())
 }
 
+/// How many rows ahead of the one at hand memory is asked for.
+pub(crate) const AHEAD: usize = 4;
+
+/// Asks for the bytes of a row that will be copied soon.
+#[inline(always)]
+pub(crate) fn prefetch_row(plane: &[u8], at: usize, row_bytes: usize) {
+    for line in (0..row_bytes).step_by(64) {
+        prefetch(plane, at.wrapping_add(line));
+    }
+}
+
 /// Copies the rows at `slots` of `plane` to `to`, one after another.
-pub(crate) fn gather(plane: &[u8], slots: &[u64], row_bytes: usize, to: &mut [u8]) {
-    for (&slot, to) in slots.iter().zip(to.chunks_exact_mut(row_bytes)) {
+fn gather(plane: &[u8], slots: &[u64], row_bytes: usize, to: &mut [u8]) {
+    for (i, (&slot, to)) in slots.iter().zip(to.chunks_exact_mut(row_bytes)).enumerate() {
+        if let Some(&ahead) = slots.get(i + AHEAD) {
+            prefetch_row(plane, (ahead as usize).wrapping_mul(row_bytes), row_bytes);
+        }
         let at = slot as usize * row_bytes;
         to.copy_from_slice(&plane[at..at + row_bytes]);
     }
@@ -126,9 +141,15 @@ pub(crate) fn gather(plane: &[u8], slots: &[u64], row_bytes: usize, to: &mut [u8
 
 /// Copies those rows of `from` whose slots lie in `piece`, a part of a plane from slot `first`.
 fn scatter(from: &[u8], slots: &[u64], row_bytes: usize, first: u64, piece: &mut [u8]) {
-    for (&slot, from) in slots.iter().zip(from.chunks_exact(row_bytes)) {
+    let place = |slot: u64| (slot.wrapping_sub(first) as usize).saturating_mul(row_bytes);
+    for (i, (&slot, from)) in slots.iter().zip(from.chunks_exact(row_bytes)).enumerate() {
+        if let Some(at) = slots.get(i + AHEAD).map(|&ahead| place(ahead))
+            && at < piece.len()
+        {
+            prefetch_row(piece, at, row_bytes);
+        }
         // `NO_SLOT` and the slots of other pieces wrap or lie beyond the end.
-        let at = (slot.wrapping_sub(first) as usize).saturating_mul(row_bytes);
+        let at = place(slot);
         if let Some(to) = at.checked_add(row_bytes).and_then(|end| piece.get_mut(at..end)) {
             to.copy_from_slice(from);
         }

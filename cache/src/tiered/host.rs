@@ -2,6 +2,7 @@
 
 use tessera_device::HostBuffer;
 
+use crate::ops::{AHEAD, prefetch_row};
 use crate::{Plane, Planes, PlanesMut, Result, RowLayout};
 
 /// Slots a chunk. Chunks come as slots are first used, so that a tier without a bound takes no
@@ -64,9 +65,22 @@ impl HostRows {
         }
     }
 
+    /// Asks for the planes of a slot that will be copied soon.
+    #[inline(always)]
+    fn prefetch(&self, slot: u64) {
+        let RowLayout { weight_bytes, state_bytes } = self.layout;
+        let (chunk, at) = self.place(slot);
+        let (weights, state) = &self.chunks[chunk];
+        prefetch_row(weights, at * weight_bytes, weight_bytes);
+        prefetch_row(state, at * state_bytes, state_bytes);
+    }
+
     /// Copies the rows of `slots` to rows `0..` of `to`.
     pub(super) fn copy_out(&self, slots: &[u64], to: &mut PlanesMut<'_>) {
         for (i, &slot) in slots.iter().enumerate() {
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                self.prefetch(ahead);
+            }
             let RowLayout { weight_bytes, state_bytes } = self.layout;
             to.weights[i * weight_bytes..][..weight_bytes]
                 .copy_from_slice(self.row(Plane::Weights, slot));
@@ -78,6 +92,9 @@ impl HostRows {
     /// Copies rows `0..` of `from` to `slots`.
     pub(super) fn copy_in(&mut self, slots: &[u64], from: Planes<'_>) {
         for (i, &slot) in slots.iter().enumerate() {
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                self.prefetch(ahead);
+            }
             let RowLayout { weight_bytes, state_bytes } = self.layout;
             self.row_mut(Plane::Weights, slot)
                 .copy_from_slice(&from.weights[i * weight_bytes..][..weight_bytes]);
