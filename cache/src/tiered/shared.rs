@@ -48,6 +48,9 @@ use crate::{CacheError, ColdRows, Result, RowLayout, StoreStats};
 /// Rows found in the index in one go: their slots stay in the nearest cache.
 const BATCH: usize = 1024;
 
+/// How many rows ahead of the one at hand the marks of slots are asked for.
+const AHEAD: usize = 24;
+
 /// Clocks are set back by half when they reach this.
 const CLOCK_MAX: u32 = u32::MAX;
 
@@ -261,7 +264,10 @@ impl State {
         for rows in rows.chunks(BATCH) {
             let found = &mut found[..rows.len()];
             self.device.find(rows, found);
-            slots.extend(found.iter().map(|&slot| {
+            slots.extend(found.iter().enumerate().map(|(i, &slot)| {
+                if let Some(&ahead) = found.get(i + AHEAD) {
+                    self.device.prefetch(ahead);
+                }
                 if slot == Index::NONE {
                     return NO_SLOT;
                 }

@@ -154,6 +154,12 @@ impl Tier {
         *word = (*word & !clear) | set;
     }
 
+    /// Asks for the marks of a slot that will be wanted soon.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, slot: u32) {
+        prefetch(&self.marks, slot as usize);
+    }
+
     /// Wants the row of a slot, used at `clock`; true if nobody did before.
     #[inline(always)]
     pub(super) fn want(&mut self, slot: u64, policy: Policy, clock: u32) -> bool {
