@@ -205,8 +205,14 @@ impl<D: ModelDevice> Model<D> {
         let (here, seed) = (device.clone(), config.seed);
         let (ranks, tables) = match shared {
             None => {
-                let tables = EmbeddingCollection::new(here, &stream, tables, features, seed)?;
-                (Ranks::alone()?, Tables::Alone(tables))
+                let tables = match &config.tiers {
+                    None => EmbeddingCollection::new(here, &stream, tables, features, seed),
+                    Some(tiers) => {
+                        let tiers = tiers.of_rank(0);
+                        EmbeddingCollection::tiered(here, &stream, tables, features, seed, &tiers)
+                    }
+                };
+                (Ranks::alone()?, Tables::Alone(tables?))
             }
             Some((plan, world)) => {
                 same_config(&world, config)?;
@@ -219,9 +225,18 @@ impl<D: ModelDevice> Model<D> {
                     Ok::<_, Error>(joined.expect("every rank has a color"))
                 };
                 let of_group = split("tables", group, index)?;
-                let tables =
-                    ShardedCollection::new(here, &stream, tables, features, seed, plan, of_group)?
-                        .with_codecs(parallel.codec_forward, parallel.codec_backward)?;
+                let tiers = config.tiers.as_ref().map(|tiers| tiers.of_rank(world.rank()));
+                let model = (tables, features);
+                let tables = ShardedCollection::with_tiers(
+                    here,
+                    &stream,
+                    model,
+                    seed,
+                    plan,
+                    of_group,
+                    tiers.as_ref(),
+                )?
+                .with_codecs(parallel.codec_forward, parallel.codec_backward)?;
                 let tables = match parallel.replicas {
                     1 => tables,
                     _ => tables

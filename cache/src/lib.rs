@@ -304,7 +304,9 @@ pub enum CacheError {
     },
     /// The device tier has no room for one row.
     #[error(
-        "row store: a device tier of {given} bytes has no room for one row: at least {needed}          bytes are needed, and a batch needs them for each of its different rows; raise          device_bytes"
+        "row store: a device tier of {given} bytes has no room for one row: at least {needed} \
+         bytes are needed, and a batch needs them for each of its different rows; raise \
+         device_bytes"
     )]
     TierTooSmall {
         /// Bytes given.
@@ -314,7 +316,8 @@ pub enum CacheError {
     },
     /// The cold tier's rows have other widths than the store's.
     #[error(
-        "row store: the cold tier holds rows of {}+{} bytes (weights+state), the store {}+{}; use          another directory, or the dim, precision and optimizer that it was written with",
+        "row store: the cold tier holds rows of {}+{} bytes (weights+state), the store {}+{}; \
+         use another directory, or the dim, precision and optimizer that it was written with",
         cold.weight_bytes, cold.state_bytes, store.weight_bytes, store.state_bytes
     )]
     LayoutDiffers {
@@ -387,7 +390,8 @@ pub enum CacheError {
     },
     /// An earlier failure left rows in doubt.
     #[error(
-        "row store: refuses further work since it could not {operation}: {cause}; go on from the          last checkpoint"
+        "row store: refuses further work since it could not {operation}: {cause}; go on from the \
+         last checkpoint"
     )]
     Poisoned {
         /// What failed.

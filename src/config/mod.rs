@@ -13,6 +13,7 @@ mod section;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod topology;
 mod value;
 
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticSpec};
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec, Schedule};
 use tessera_embedding::plan::Sharding;
-use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer};
+use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer, Tiers};
 
 pub use differences::differing_keys;
 pub use parallel::{Comm, ParallelConfig, PlanSource, Uneven};
@@ -93,6 +94,8 @@ pub struct Config {
     pub seed: u64,
     /// Worker threads; all cores when absent.
     pub threads: Option<NonZeroUsize>,
+    /// `[tiers]`: memory of each rank's tables; absent: all rows are in device memory.
+    pub tiers: Option<Tiers>,
     /// `[parallel]`.
     pub parallel: ParallelConfig,
     /// `[data]`.

@@ -10,6 +10,7 @@ use tessera_embedding::BadIdPolicy;
 use super::parallel::{parallel, uneven};
 use super::section::Section;
 use super::table::{Shared, table};
+use super::tiers::tiers;
 use super::{
     ClipConfig, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
     PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
@@ -35,6 +36,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     let mut parallel = parallel(&mut parallel_section);
     let replicas = parallel.replicas;
     let pipeline = pipeline(root.section("pipeline"));
+    let tiers = tiers(root.section("tiers"));
 
     let mut optimizers = root.section("optimizer");
     let sparse = optimizers.section("sparse");
@@ -101,6 +103,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
         seed,
         threads: threads.and_then(NonZeroUsize::new),
         parallel,
+        tiers,
         data,
         model,
         tables,

@@ -89,7 +89,7 @@ impl<D: LookupOps> Tables<D> {
 
     /// Pools the batch's bags. A collective.
     pub(super) fn forward(
-        &self,
+        &mut self,
         stream: &D::Stream,
         found: &mut Found<D>,
         out: &mut D::Buffer<f32>, // (bags, stride)

@@ -60,12 +60,15 @@ pub struct SsdLog {
     compactor: Option<JoinHandle<()>>,
 }
 
-/// Why a directory could not be locked.
-fn in_use(dir: &Path, error: std::io::Error) -> CacheError {
-    match error.kind() {
-        std::io::ErrorKind::WouldBlock => CacheError::InUse { dir: dir.to_owned() },
-        _ => segment::failed("lock", dir)(error),
+/// Deletes the segments in `dir`.
+fn remove_segments(files: &dyn Files, dir: &Path) -> Result<()> {
+    for name in files.list(dir).map_err(segment::failed("list", dir))? {
+        if segment::is_unfinished(&name) || segment::number_of(&name).is_some() {
+            let path = dir.join(&name);
+            files.remove(&path).map_err(segment::failed("remove", &path))?;
+        }
     }
+    Ok(())
 }
 
 impl SsdLog {
@@ -82,18 +85,8 @@ impl SsdLog {
     ///
     /// Errors: as [`SsdLog::open`]; nothing is deleted while another log is open there.
     pub fn create(dir: &Path, tag: u64, layout: RowLayout, options: Options) -> Result<Self> {
-        let files = Disk;
-        files.create_dir(dir).map_err(segment::failed("create", dir))?;
-        {
-            let _lock = files.lock(dir).map_err(|error| in_use(dir, error))?;
-            for name in files.list(dir).map_err(segment::failed("list", dir))? {
-                if segment::is_unfinished(&name) || segment::number_of(&name).is_some() {
-                    let path = dir.join(&name);
-                    files.remove(&path).map_err(segment::failed("remove", &path))?;
-                }
-            }
-        }
-        Self::open(dir, tag, layout, options)
+        let files = Box::new(Disk);
+        Self::build(files, dir, tag, layout, options, remove_segments, |_| Ok(()))
     }
 
     /// [`SsdLog::open`] on another file system.
@@ -106,7 +99,7 @@ impl SsdLog {
         layout: RowLayout,
         options: Options,
     ) -> Result<Self> {
-        Self::build(files, dir, tag, layout, options, |_| Ok(()))
+        Self::build(files, dir, tag, layout, options, |_, _| Ok(()), |_| Ok(()))
     }
 
     fn build(
@@ -115,6 +108,7 @@ impl SsdLog {
         tag: u64,
         layout: RowLayout,
         options: Options,
+        prepare: impl FnOnce(&dyn Files, &Path) -> Result<()>,
         verify: impl FnOnce(&State) -> Result<()>,
     ) -> Result<Self> {
         let geometry = Geometry::new(layout).ok_or_else(|| CacheError::Options {
@@ -123,7 +117,11 @@ impl SsdLog {
         let capacity = options.capacity(&geometry)?;
         let places = Places::new(options.rows)?;
         files.create_dir(dir).map_err(segment::failed("create", dir))?;
-        let _lock = files.lock(dir).map_err(|error| in_use(dir, error))?;
+        let _lock = files.lock(dir).map_err(|error| match error.kind() {
+            std::io::ErrorKind::WouldBlock => CacheError::InUse { dir: dir.to_owned() },
+            _ => segment::failed("lock", dir)(error),
+        })?;
+        prepare(&*files, dir)?;
         let reader = read::choose(options.reader, options.queue_depth, &geometry, &*files, dir)?;
         let mut state = State::new(places);
         let opener =
@@ -190,7 +188,9 @@ impl SsdLog {
         let width = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let weight_bytes = width(snapshot.weight_bytes);
         let layout = RowLayout { weight_bytes, state_bytes: width(snapshot.state_bytes) };
-        Self::build(files, into, snapshot.tag, layout, options, |state| snapshot.verify(state))
+        let nothing = |_: &dyn Files, _: &Path| Ok(());
+        let verify = |state: &State| snapshot.verify(state);
+        Self::build(files, into, snapshot.tag, layout, options, nothing, verify)
     }
 
     /// Seals what was put so far and links all segments into `into`, which must have none of them:

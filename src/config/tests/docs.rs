@@ -243,6 +243,7 @@ fn types_and_choices_in_the_docs_are_those_of_the_code() {
             "name"
             | "list of names"
             | "name or list of names"
+            | "path"
             | "path or list of paths"
             | "list of whole numbers"
             | "address and port" => &[Value::Integer(1)],
@@ -295,7 +296,6 @@ fn the_docs_say_what_is_refused_in_this_version() {
         ("`pipeline.cluster` \"keys\"", "pipeline.cluster=keys", "pipeline.cluster"),
         ("`table[].kind` \"dynamic\"", "table.0.kind=dynamic", "table.0.kind"),
         ("`table[].pooling` \"none\"", "table.0.pooling=none", "table.0.pooling"),
-        ("a `[tiers]` section", "tiers.device_bytes=1", "tiers"),
     ] {
         one_fault(SMALL, &[set], key, &says(given));
     }

@@ -262,6 +262,15 @@ impl Draw {
             writeln!(out, "[train.early_stop]\nmetric = \"{}\"", self.pick(metrics)).unwrap();
             self.some(&mut out, &["patience = 2", "min_delta = 0.001"]);
         }
+        if self.coin() {
+            writeln!(out, "[tiers]\ndevice_bytes = 1000000").unwrap();
+            self.some(&mut out, &["host_bytes = 2000000"]);
+            if self.coin() {
+                writeln!(out, "ssd_dir = \"ssd\"").unwrap();
+                self.some(&mut out, &["ssd_bytes = 900000000"]);
+            }
+            self.some(&mut out, &["policy = \"lfu\""]);
+        }
         self.some(&mut out, &["[metrics]\nlisten = \"127.0.0.1:9464\""]);
         out
     }
