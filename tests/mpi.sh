@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `tessera train` on ranks that are processes of an Open MPI job: tests/mpi_ranks.rs with the feature
-# `mpi`. Needs Open MPI and libclang; builds in the usual target directory.
+# `mpi`. Needs Open MPI and libclang; builds in the usual target directory. Where comm/tests/mpi.sh was
+# last run with another library, `cargo clean -p mpi-sys` first: bindings are of one library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

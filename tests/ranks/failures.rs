@@ -4,6 +4,7 @@
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -43,11 +44,12 @@ fn limited(limit: Duration) -> Options {
 }
 
 /// Trains on this rank; `before` is called with the number of each step when all ranks are at its
-/// beginning.
+/// beginning. Gives the steps done.
 fn train(
     config: &Config,
     plan: &Plan,
     world: Communicator,
+    signals: &Signals,
     before: impl Fn(usize, u64),
 ) -> tessera::Result<u64> {
     let rank = world.rank();
@@ -55,9 +57,8 @@ fn train(
     let model = Model::on_ranks(&device, config, FirstValues::Drawn, plan, world)?;
     let ranks = model.ranks();
     let metrics = Metrics::register(&Registry::new(), model.table_names())?;
-    let signals = Signals::default();
-    let mut trainer = Trainer::new(config, &metrics, &signals, model);
-    let shares = Shares::train(config, ranks, trainer.moment(), &metrics.data, &signals)?;
+    let mut trainer = Trainer::new(config, &metrics, signals, model);
+    let shares = Shares::train(config, ranks, trainer.moment(), &metrics.data, signals)?;
     let mut shares = shares.expect("there are no signals");
     loop {
         let step = trainer.moment().step;
@@ -85,7 +86,7 @@ fn a_rank_that_panics_in_a_step_ends_the_others_with_its_number() {
                 let before = |rank: usize, step: u64| {
                     assert!((rank, step) != (1, 4), "rank 1 has had enough");
                 };
-                let error = train(&config, &plan, world, before).unwrap_err();
+                let error = train(&config, &plan, world, &Signals::default(), before).unwrap_err();
                 seen.lock().unwrap().push((rank, error.to_string()));
             })
         }));
@@ -115,7 +116,7 @@ fn a_rank_that_stalls_in_a_step_is_named_within_the_limit() {
                     std::thread::sleep(Duration::from_secs(6));
                 }
             };
-            train(&config, &plan, world, before).unwrap_err().to_string()
+            train(&config, &plan, world, &Signals::default(), before).unwrap_err().to_string()
         });
         (begun.elapsed(), messages.unwrap())
     });
@@ -148,7 +149,7 @@ fn a_rank_with_another_configuration_is_refused_by_all_before_the_first_step() {
             threads::run(3, &limited(Duration::from_secs(300)), |world| {
                 let config = if world.rank() == 2 { &other } else { &usual };
                 let never = |_, _| panic!("no step begins");
-                let error = train(config, &plan, world, never).unwrap_err();
+                let error = train(config, &plan, world, &Signals::default(), never).unwrap_err();
                 (error.exit_code(), error.to_string())
             })
             .unwrap()
@@ -173,7 +174,8 @@ fn a_rank_with_another_plan_is_refused_by_all_before_the_first_step() {
         let config = config(&project, 3, &[]);
         threads::run(3, &limited(Duration::from_secs(300)), |world| {
             let plan = if world.rank() == 1 { &other } else { &usual };
-            train(&config, plan, world, |_, _| panic!("no step begins")).unwrap_err().to_string()
+            let never = |_, _| panic!("no step begins");
+            train(&config, plan, world, &Signals::default(), never).unwrap_err().to_string()
         })
         .unwrap()
     });
@@ -202,11 +204,35 @@ fn what_ranks_may_have_for_themselves_does_not_keep_them_apart() {
         let plan = tessera::plan::for_training(&usual).unwrap();
         threads::run(2, &limited(Duration::from_secs(30)), |world| {
             let config = if world.rank() == 1 { &other } else { &usual };
-            train(config, &plan, world, |_, _| {}).unwrap()
+            train(config, &plan, world, &Signals::default(), |_, _| {}).unwrap()
         })
         .unwrap()
     });
     assert_eq!(steps, [10, 10]);
+}
+
+/// Once, the others went on to a step that the rank with the signal did not take part in.
+#[test]
+fn a_signal_that_one_rank_hears_of_stops_all_after_the_same_step() {
+    for read in ["all", "own"] {
+        let steps = soon(move || {
+            let project = project(Source::Raw);
+            let read = format!("data.read={read}");
+            let config = config(&project, 3, &[&read, "pipeline.mode=serial"]);
+            let plan = tessera::plan::for_training(&config).unwrap();
+            threads::run(3, &limited(Duration::from_secs(300)), |world| {
+                let signals = Signals::default();
+                let before = |rank: usize, step: u64| {
+                    if (rank, step) == (1, 3) {
+                        signals.stop().store(true, Ordering::Relaxed);
+                    }
+                };
+                train(&config, &plan, world, &signals, before).unwrap()
+            })
+            .unwrap()
+        });
+        assert_eq!(steps, [3, 3, 3], "{read}");
+    }
 }
 
 /// Asked in order, all ranks write one checkpoint, from which the run goes on with the same bits.
