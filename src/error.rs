@@ -54,6 +54,9 @@ pub enum Error {
     /// An embedding table refused.
     #[error(transparent)]
     Embedding(#[from] EmbeddingError),
+    /// Row stores.
+    #[error(transparent)]
+    Cache(#[from] tessera_cache::CacheError),
     /// Ranks cannot work together, or no longer.
     #[error(transparent)]
     Comm(Box<tessera_comm::CommError>),

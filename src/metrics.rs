@@ -3,6 +3,7 @@
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, Opts, Registry,
 };
+use tessera_cache::CacheMetrics;
 use tessera_data::DataMetrics;
 use tessera_embedding::EmbeddingMetrics;
 
@@ -27,6 +28,8 @@ pub struct Metrics {
     pub data: DataMetrics,
     /// The embedding tables' own.
     pub embedding: EmbeddingMetrics,
+    /// Those of tables whose rows move between tiers, once [`Metrics::with_cache`] made them.
+    pub cache: Option<CacheMetrics>,
     /// Steps done by this process.
     pub steps: IntCounter,
     /// Samples trained on by this process.
@@ -79,6 +82,18 @@ impl Metrics {
         }))
     }
 
+    /// With metrics of the tiers that tables of these names have.
+    ///
+    /// Errors: a registry that already serves another trainer.
+    pub fn with_cache<'n>(
+        mut self,
+        registry: &Registry,
+        tables: impl IntoIterator<Item = &'n str>,
+    ) -> Result<Self> {
+        self.cache = Some(CacheMetrics::new(tables, Some(registry))?);
+        Ok(self)
+    }
+
     fn build(
         data: DataMetrics,
         embedding: EmbeddingMetrics,
@@ -128,6 +143,7 @@ impl Metrics {
         Self {
             data,
             embedding,
+            cache: None,
             steps: counter("tessera_train_steps_total", "Training steps done by this process."),
             samples: counter("tessera_train_samples_total", "Samples trained on by this process."),
             epoch: int_gauge("tessera_train_epoch", "Epoch being trained, from 0."),

@@ -419,6 +419,10 @@ impl<D: ModelDevice> Model<D> {
         self.tables.group(&self.stream, &found)?;
         self.tables.finish_sync(&self.stream)?;
         clock.lap("route");
+        if self.tables.moves() {
+            self.tables.hold(&self.stream, &mut found)?;
+            clock.lap("fetch");
+        }
         self.forward(own, &mut found, metrics, clock)?;
 
         let (stream, acts) = (&self.stream, &mut self.activations);
@@ -470,6 +474,11 @@ impl<D: ModelDevice> Model<D> {
         let moved = self.tables.update(stream, found, &acts.dx0, self.stride, &sparse)?;
         self.device.synchronize(stream)?;
         metrics.embedding.observe_update(&moved);
+        if let Some(cache) = &metrics.cache {
+            for table in 0..self.schema().tables().len() {
+                cache.show(table, &self.tables.store_stats(table)?);
+            }
+        }
         self.tables.start_sync(scalars.update)?;
         let torn = moved.rows_nonfinite.iter().position(|&rows| rows > 0);
         let torn_anywhere = self.ranks.any(torn.is_some())?;

@@ -298,6 +298,10 @@ fn train_on<D: ModelDevice>(
     };
     let ranks = model.ranks();
     let metrics = Metrics::register(&registry, model.table_names())?;
+    let metrics = match config.tiers {
+        Some(_) => metrics.with_cache(&registry, model.table_names())?,
+        None => metrics,
+    };
     let mut trainer = Trainer::new(config, &metrics, signals, model);
     if let Start::Resumed(checkpoint) = start {
         trainer.resume(checkpoint, out.same_run)?;

@@ -104,6 +104,25 @@ pub struct ColdStats {
     pub reader: &'static str,
 }
 
+impl std::ops::AddAssign for ColdStats {
+    fn add_assign(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.live_bytes += other.live_bytes;
+        self.file_bytes += other.file_bytes;
+        self.index_bytes += other.index_bytes;
+        self.segments += other.segments;
+        self.rows_read += other.rows_read;
+        self.rows_written += other.rows_written;
+        self.rows_removed += other.rows_removed;
+        self.get_bytes += other.get_bytes;
+        self.put_bytes += other.put_bytes;
+        self.compaction_read_bytes += other.compaction_read_bytes;
+        self.compaction_bytes += other.compaction_bytes;
+        self.compactions += other.compactions;
+        self.reader = other.reader;
+    }
+}
+
 impl ColdStats {
     /// Bytes written over bytes that callers wrote; 1 before the first.
     #[must_use]

@@ -17,6 +17,7 @@ mod cold;
 mod dynamic;
 mod index;
 pub mod log;
+mod metrics;
 mod ops;
 mod resident;
 mod store;
@@ -28,6 +29,7 @@ pub use dynamic::{
     Admission, Dealt, Eviction, IdMap, IdMapOptions, IdMapState, IdMapStats, IdRow, Move, Resolved,
     SketchShape, SketchState, owner_of,
 };
+pub use metrics::CacheMetrics;
 pub use ops::{NO_SLOT, RowOps};
 pub use resident::Resident;
 pub use store::{Fetched, Fetcher, Lease, RowStore, StoreStats, TierStats};
@@ -399,6 +401,9 @@ pub enum CacheError {
         /// Why, with its own causes.
         cause: String,
     },
+    /// Metrics could not be registered.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
     /// The device refused.
     #[error(transparent)]
     Device(#[from] tessera_device::DeviceError),

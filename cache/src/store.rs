@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tessera_device::Device;
 
 use crate::tiered::{Shared, Wanted};
-use crate::{CacheError, Plane, Result, RowLayout};
+use crate::{CacheError, ColdStats, Plane, Result, RowLayout};
 
 /// Rows of fixed width, wherever they are, of which kernels see those that a lease holds.
 ///
@@ -166,6 +166,42 @@ pub struct StoreStats {
     pub cold_write_s: f64,
     /// Rows fetched a second time because a write came between fetch and install.
     pub rows_fetched_again: u64,
+    /// The cold tier, where there is one.
+    pub cold: Option<ColdStats>,
+}
+
+impl std::ops::AddAssign for TierStats {
+    fn add_assign(&mut self, other: Self) {
+        self.slots += other.slots;
+        self.rows += other.rows;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.evictions += other.evictions;
+        self.write_backs += other.write_backs;
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+    }
+}
+
+/// The sum of several stores, such as those of the pieces of a table.
+impl std::ops::AddAssign for StoreStats {
+    fn add_assign(&mut self, other: Self) {
+        self.device += other.device;
+        self.host += other.host;
+        self.rows_held += other.rows_held;
+        self.first_rows += other.first_rows;
+        self.cold_rows += other.cold_rows;
+        self.cold_wait_s += other.cold_wait_s;
+        self.cold_write_s += other.cold_write_s;
+        self.rows_fetched_again += other.rows_fetched_again;
+        self.cold = match (self.cold, other.cold) {
+            (Some(mut sum), Some(cold)) => {
+                sum += cold;
+                Some(sum)
+            }
+            (sum, cold) => sum.or(cold),
+        };
+    }
 }
 
 /// Wants rows of a store, from any thread.

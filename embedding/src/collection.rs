@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{CacheError, Plane, RowLayout, RowStore};
+use tessera_cache::{CacheError, Plane, RowLayout, RowStore, StoreStats};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
@@ -190,7 +190,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         Ok(())
     }
 
-    fn table(&self, table: usize) -> Result<(&TableSpec, &dyn RowStore<D>)> {
+    pub(crate) fn table(&self, table: usize) -> Result<(&TableSpec, &dyn RowStore<D>)> {
         let tables = self.stores.len();
         let store = self.stores.get(table).ok_or(EmbeddingError::NoTable { table, tables })?;
         Ok((&self.schema().tables()[table], &**store))
@@ -388,6 +388,13 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             start = end;
         }
         Ok(())
+    }
+
+    /// What a table's store did so far.
+    ///
+    /// Errors: [`EmbeddingError::NoTable`].
+    pub fn store_stats(&self, table: usize) -> Result<StoreStats> {
+        Ok(self.table(table)?.1.stats())
     }
 
     /// How a table's rows move.

@@ -24,6 +24,27 @@ use crate::{
 type Moving = [Option<Arc<Vec<u64>>>];
 
 impl<D: LookupOps> EmbeddingCollection<D> {
+    /// Whether rows of a table move between tiers.
+    #[must_use]
+    pub fn moves(&self) -> bool {
+        self.resolver.moving.contains(&true)
+    }
+
+    /// Brings the rows of a lookup that move between tiers to device memory, where they stay until
+    /// it is dropped; does nothing if there is no room for all of them, which
+    /// [`EmbeddingCollection::forward`] then brings pass by pass. Forward does this by itself.
+    ///
+    /// Errors: [`EmbeddingError::ForeignLookup`]; [`EmbeddingError::Store`] when a tier fails.
+    pub fn hold(&mut self, stream: &D::Stream, lookup: &mut Lookup<D>) -> Result<()> {
+        if !Arc::ptr_eq(&lookup.schema, self.schema()) {
+            return Err(EmbeddingError::ForeignLookup { operation: "hold" });
+        }
+        if lookup.held.is_none() {
+            lookup.held = self.lease_all(stream, &lookup.moving)?;
+        }
+        Ok(())
+    }
+
     /// Pools every bag of a lookup: feature `f` of bag `b` at
     /// `out[b * stride + column_f ..][.. dim]`; zeros for an empty bag. Other columns of `out`
     /// stay as they are.
@@ -44,9 +65,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         stride: usize,
     ) -> Result<()> {
         self.check("lookup", lookup, out.len(), stride)?;
-        if lookup.held.is_none() {
-            lookup.held = self.hold_all(stream, &lookup.moving)?;
-        }
+        self.hold(stream, lookup)?;
         let bags = 0..lookup.bags();
         match &lookup.held {
             Some(held) => {
@@ -73,7 +92,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
                 || self.device().numbers_of(stream, &lookup.staged, table, bags.clone());
             numbers.push(rows.as_ref().map(|_| numbers_of()).transpose()?);
         }
-        match self.hold(stream, &lookup.moving, &numbers) {
+        match self.lease(stream, &lookup.moving, &numbers) {
             Ok(held) => {
                 let slots = Slots::new(&lookup.moving, &numbers, &held);
                 let reach = slots.reach(|_| 0..0);
@@ -150,7 +169,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         let held = match &lookup.held {
             Some(held) => Some(held),
             None => {
-                held_now = self.hold_all(stream, &lookup.moving)?;
+                held_now = self.lease_all(stream, &lookup.moving)?;
                 held_now.as_ref()
             }
         };
@@ -178,7 +197,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             if !first && numbers.iter().flatten().all(Vec::is_empty) {
                 return Ok(());
             }
-            let held = self.hold(stream, &lookup.moving, &numbers)?;
+            let held = self.lease(stream, &lookup.moving, &numbers)?;
             let slots = Slots::new(&lookup.moving, &numbers, &held);
             let schema = &self.resolver.schema;
             let reach = slots.reach(|table| match &numbers[table] {
@@ -210,7 +229,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
     }
 
     /// Brings all rows of `moving` to the device, unless a table has too few slots for its own.
-    fn hold_all(
+    fn lease_all(
         &mut self,
         stream: &D::Stream,
         moving: &Moving,
@@ -228,7 +247,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
     }
 
     /// Brings rows of `moving`, by their numbers, to the device.
-    fn hold(
+    fn lease(
         &mut self,
         stream: &D::Stream,
         moving: &Moving,

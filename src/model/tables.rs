@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tessera_cache::StoreStats;
 use tessera_data::Jagged;
 use tessera_embedding::{
     BadIdPolicy, EmbeddingCollection, Held, HostLookup, Lookup, LookupOps, Result, Routed, Schema,
@@ -84,6 +85,31 @@ impl<D: LookupOps> Tables<D> {
             (Self::Alone(tables), Found::Alone(lookup)) => tables.resolver().group(stream, lookup),
             // Owners group what they were asked for when it comes to the update.
             _ => Ok(()),
+        }
+    }
+
+    /// Whether rows of this rank move between tiers.
+    pub(super) fn moves(&self) -> bool {
+        match self {
+            Self::Alone(tables) => tables.moves(),
+            Self::Shared(tables) => tables.moves(),
+        }
+    }
+
+    /// Brings the rows that a batch needs of this rank to device memory, if there is room.
+    pub(super) fn hold(&mut self, stream: &D::Stream, found: &mut Found<D>) -> Result<()> {
+        match (self, found) {
+            (Self::Alone(tables), Found::Alone(lookup)) => tables.hold(stream, lookup),
+            (Self::Shared(tables), Found::Shared(routed)) => tables.hold(stream, routed),
+            _ => unreachable!("a batch is used by the tables that checked it"),
+        }
+    }
+
+    /// What the stores of a table did so far.
+    pub(super) fn store_stats(&self, table: usize) -> Result<StoreStats> {
+        match self {
+            Self::Alone(tables) => tables.store_stats(table),
+            Self::Shared(tables) => tables.store_stats(table),
         }
     }
 

@@ -248,8 +248,10 @@ impl<D: RowOps> RowStore<D> for Tiered<D> {
     }
 
     fn stats(&self) -> StoreStats {
+        let cold = self.shared.cold.as_ref().map(|cold| cold.stats());
         let state = self.shared.lock();
         StoreStats {
+            cold,
             device: state.device.stats(),
             host: state.host.stats(),
             rows_held: state.held,

@@ -28,6 +28,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tessera_cache::StoreStats;
 use tessera_comm::{Codec, Communicator};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
@@ -288,6 +289,33 @@ impl<D: LookupOps> ShardedCollection<D> {
         }
         let of_table = self.held.iter().filter(|held| held.piece.table == table);
         of_table.map(|held| held.store.resident_bytes(0)).sum()
+    }
+
+    /// Whether rows of this rank move between tiers.
+    #[must_use]
+    pub fn moves(&self) -> bool {
+        self.held.iter().any(|held| held.store.moves())
+    }
+
+    /// Brings the rows that all ranks asked of this one to device memory, as
+    /// [`EmbeddingCollection::hold`].
+    ///
+    /// Errors: as there.
+    pub fn hold(&mut self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<()> {
+        let pairs = self.held.iter_mut().zip(&mut routed.asked);
+        pairs.map(|(held, asked)| held.store.hold(stream, &mut asked.lookup)).collect()
+    }
+
+    /// What the stores of this rank's pieces of a table did so far; of rows that stay in device
+    /// memory nothing is counted.
+    ///
+    /// Errors: [`EmbeddingError::NoTable`].
+    pub fn store_stats(&self, table: usize) -> Result<StoreStats> {
+        let mut sum = StoreStats::default();
+        for held in self.held.iter().filter(|held| held.piece.table == table) {
+            sum += held.store.store_stats(0)?;
+        }
+        Ok(sum)
     }
 
     /// Checks the ids of this rank's part of a batch. No other rank hears of it: agree on the
