@@ -56,6 +56,18 @@ pub(crate) enum Place {
     },
 }
 
+/// Bytes of each table.
+struct Amounts {
+    /// All rows with their state.
+    needs: Vec<u64>,
+    /// Its part of the device tier; all that it needs if it is to stay there whole.
+    device: Vec<u64>,
+    /// What the device tier has no slots for.
+    below: Vec<u64>,
+    /// Its part of the host tier.
+    host: Vec<u64>,
+}
+
 impl Tiers {
     /// The same for rank `rank`, with an SSD folder of its own.
     #[must_use]
@@ -67,24 +79,49 @@ impl Tiers {
         tiers
     }
 
-    /// Shares the memory between tables of so many rows and such layouts; `names` are theirs.
-    ///
-    /// Errors: [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
-    pub(crate) fn places(&self, tables: &[(&str, u64, RowLayout)]) -> Result<Vec<Place>> {
-        let bytes = |&(_, rows, layout): &(&str, u64, RowLayout)| {
+    /// How many rows of each table, given by rows and layout, the tiers in memory hold when the
+    /// tables share them: in the device tier, and in the host tier besides.
+    #[must_use]
+    pub fn rows_held(&self, tables: &[(u64, RowLayout)]) -> Vec<(u64, u64)> {
+        let Amounts { needs, device, host, .. } = self.amounts(tables);
+        let held = |(table, &(rows, layout)): (usize, &(u64, RowLayout))| {
+            if device[table] >= needs[table] {
+                return (rows, 0);
+            }
+            let slot = slot_bytes(layout, self.policy);
+            let slots = device[table] / slot;
+            (slots, (host[table] / slot).min(rows - slots))
+        };
+        tables.iter().enumerate().map(held).collect()
+    }
+
+    /// Shares the memory between tables of so many rows and such layouts.
+    fn amounts(&self, tables: &[(u64, RowLayout)]) -> Amounts {
+        let bytes = |&(rows, layout): &(u64, RowLayout)| {
             rows.saturating_mul((layout.weight_bytes + layout.state_bytes) as u64)
         };
         let needs: Vec<u64> = tables.iter().map(bytes).collect();
         let device = shares(&needs, self.device_bytes);
-        let resident = |table: usize| device[table] >= needs[table];
-        // What the device tier has no slots for.
         let below: Vec<u64> = (0..tables.len())
             .map(|table| {
-                let (_, rows, layout) = tables[table];
+                let (rows, layout) = tables[table];
                 let slot = slot_bytes(layout, self.policy);
-                if resident(table) { 0 } else { (rows - device[table] / slot).saturating_mul(slot) }
+                let resident = device[table] >= needs[table];
+                if resident { 0 } else { (rows - device[table] / slot).saturating_mul(slot) }
             })
             .collect();
+        let host = shares(&below, self.host_bytes.unwrap_or(u64::MAX));
+        Amounts { needs, device, below, host }
+    }
+
+    /// Shares the memory between tables of so many rows and such layouts, given with their names.
+    ///
+    /// Errors: [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
+    pub(crate) fn places(&self, tables: &[(&str, u64, RowLayout)]) -> Result<Vec<Place>> {
+        let sizes: Vec<(u64, RowLayout)> =
+            tables.iter().map(|&(_, rows, layout)| (rows, layout)).collect();
+        let Amounts { needs, device, below, host } = self.amounts(&sizes);
+        let resident = |table: usize| device[table] >= needs[table];
         let total = below.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
         let host_bytes = self.host_bytes.unwrap_or(u64::MAX);
         if self.cold.is_none() && total > host_bytes {
@@ -97,7 +134,6 @@ impl Tiers {
                 )],
             });
         }
-        let host = shares(&below, host_bytes);
         let on_disk = |table: usize| (below[table] / 4096 + 1) as u128;
         let disk: u128 = (0..tables.len()).filter(|&t| !resident(t)).map(on_disk).sum();
         let place = |table: usize| {

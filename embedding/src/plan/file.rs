@@ -42,6 +42,9 @@ pub struct PlanFile {
     /// What a reader should know about the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// How large tiers of memory should be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<super::TierAdvice>,
 }
 
 /// A table of a [`PlanFile`].
@@ -116,6 +119,7 @@ impl PlanFile {
             shards: shards.collect(),
             rank_loads: Vec::new(),
             notes: Vec::new(),
+            tiers: None,
         }
     }
 

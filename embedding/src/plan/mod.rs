@@ -11,6 +11,7 @@
 //! - [`plan`] estimates costs from a [`Topology`] and a [`Workload`]; [`plan_given`] takes them as
 //!   given. Both are deterministic: the same input gives the same plan and the same hash.
 //! - [`curve`] tells how many replicas pay.
+//! - [`tier_advice`] tells from [`MissCurve`]s how large tiers of memory should be.
 //!
 //! Costs are milliseconds a training step. docs/planning.md has every term.
 
@@ -23,10 +24,12 @@ mod grid;
 mod improve;
 mod layout;
 mod load;
+mod miss_ratio;
 mod planner;
 mod sample;
 mod search;
 mod solve;
+mod tiering;
 mod topology;
 mod types;
 
@@ -36,7 +39,12 @@ pub use given::{GivenTable, plan_given};
 pub use grid::{Grid2d, Placement};
 pub use layout::{column_cuts, row_cuts};
 pub use load::{TableLoad, Workload};
+pub use miss_ratio::{MissCurve, ROWS_TRACKED, ReuseCounter};
 pub use planner::{Budget, Planned, RankLoad, ShardLoad, plan};
 pub use sample::{IdCounter, IdStats};
+pub use tiering::{
+    CURVE_PERCENTS, CurvePart, TableCurve, TierAdvice, TierJob, TierLoad, TierShare, TierSize,
+    tier_advice,
+};
 pub use topology::{Link, Topology};
 pub use types::{COLUMN_BLOCK, Plan, Route, Shard, Sharding, TablePlan};
