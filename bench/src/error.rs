@@ -68,7 +68,10 @@ pub enum BenchError {
     Tessera(#[from] tessera::Error),
     /// The tables refused.
     #[error(transparent)]
-    Embedding(#[from] tessera_embedding::EmbeddingError),
+    Embedding(Box<tessera_embedding::EmbeddingError>),
+    /// A row store refused.
+    #[error(transparent)]
+    Cache(Box<tessera_cache::CacheError>),
     /// The data refused.
     #[error(transparent)]
     Data(#[from] tessera_data::DataError),
@@ -102,6 +105,18 @@ impl BenchError {
 impl From<tessera_comm::CommError> for BenchError {
     fn from(error: tessera_comm::CommError) -> Self {
         Self::Comm(Box::new(error))
+    }
+}
+
+impl From<tessera_embedding::EmbeddingError> for BenchError {
+    fn from(error: tessera_embedding::EmbeddingError) -> Self {
+        Self::Embedding(Box::new(error))
+    }
+}
+
+impl From<tessera_cache::CacheError> for BenchError {
+    fn from(error: tessera_cache::CacheError) -> Self {
+        Self::Cache(Box::new(error))
     }
 }
 

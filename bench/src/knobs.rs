@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+pub use crate::cache::knobs::{CacheArgs, TiersArgs};
 pub use crate::comm::knobs::CommArgs;
 
 /// Measures Tessera on this machine, against this machine's own limit.
@@ -30,6 +31,10 @@ pub enum Command {
     Step(StepArgs),
     /// Operations between ranks: bandwidth and latency of each, for every size
     Comm(CommArgs),
+    /// One table in tiers: what each tier gives, and the disk's own limit
+    Cache(CacheArgs),
+    /// Training steps of a model in tiers, against the same model resident
+    Tiers(TiersArgs),
     /// Ratios between two earlier outputs of --json, with their spread
     Compare(CompareArgs),
 }

@@ -6,6 +6,7 @@
 //! gives is a [`Document`](document::Document): a table, JSON, or a report with plots.
 //! docs/PERFORMANCE.md says what the figures mean.
 
+pub mod cache;
 pub mod check;
 pub mod comm;
 pub mod compare;

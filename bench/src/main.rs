@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tessera_bench::cache::{self, CachePoint, TrainPoint};
 use tessera_bench::comm::{self, CommPoint};
 use tessera_bench::compare::{Comparison, compare};
 use tessera_bench::document::{Document, Figures, Point};
@@ -36,6 +37,8 @@ fn execute(command: &Command) -> Result<()> {
         }
         Command::Step(args) => finish(&args.run.output, || run::run_step(args).map(Some)),
         Command::Comm(args) => finish(&args.output, || comm::run(args)),
+        Command::Cache(args) => finish(&args.output, || cache::run(args).map(Some)),
+        Command::Tiers(args) => finish(&args.output, || cache::train::run(args).map(Some)),
         Command::Compare(args) => compare_files(args),
     }
 }
@@ -70,6 +73,8 @@ fn compare_files(args: &CompareArgs) -> Result<()> {
     let command = Document::<serde_json::Value>::load(&args.new)?.command;
     let comparison = match command.as_str() {
         comm::COMMAND => of_files::<CommPoint>(args)?,
+        cache::COMMAND => of_files::<CachePoint>(args)?,
+        cache::train::COMMAND => of_files::<TrainPoint>(args)?,
         _ => of_files::<Point>(args)?,
     };
     if args.json {

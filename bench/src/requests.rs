@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tessera::config::Config;
 use tessera_data::{Batch, BatchParts, DataMetrics, Event, Jagged, RawId};
 
-use crate::draw::{Law, Rng};
+use crate::draw::{Law, Rng, Rows};
 use crate::feed::Feed;
 use crate::knobs::{Hots, TableKnobs};
 use crate::tables::{self, Table};
@@ -106,36 +106,53 @@ fn fit(path: &Path, tables: &[Table], draw: Draw, requests: &[Batch]) -> Result<
     Ok(())
 }
 
+/// Requests drawn by a law, one after the other.
+#[derive(Debug)]
+pub struct Drawer<'a> {
+    tables: &'a [Table],
+    laws: Vec<Rows>,
+    draw: Draw,
+    rng: Rng,
+}
+
+impl<'a> Drawer<'a> {
+    /// The requests of a seed; `draw.requests` does not matter.
+    ///
+    /// Errors: a law that has no meaning for a table.
+    pub fn new(tables: &'a [Table], law: &Law, draw: Draw) -> Result<Self> {
+        let laws = tables.iter().enumerate();
+        let laws = laws.map(|(i, table)| law.over(table.spec.rows, draw.seed ^ (i as u64) << 32));
+        Ok(Self { tables, laws: laws.collect::<Result<_>>()?, draw, rng: Rng::new(draw.seed) })
+    }
+
+    /// The next request.
+    ///
+    /// Errors: bags that are none.
+    pub fn draw(&mut self) -> Result<Batch> {
+        let (draw, rng) = (self.draw, &mut self.rng);
+        let mut features = Vec::new();
+        for (table, law) in self.tables.iter().zip(&self.laws) {
+            for feature in &table.features {
+                let hots = draw.hots.unwrap_or(feature.hots);
+                let (low, kinds) = (hots.mean - hots.spread, 2 * hots.spread as u64 + 1);
+                let lengths: Vec<u64> =
+                    (0..draw.batch).map(|_| low as u64 + rng.below(kinds)).collect();
+                let count: u64 = lengths.iter().sum();
+                let ids = (0..count).map(|_| RawId(law.draw(rng) as i64)).collect();
+                let weights = weights(table, count, rng);
+                features.push(Jagged::from_lengths(&lengths, ids, weights)?);
+            }
+        }
+        batch(features, draw, rng)
+    }
+}
+
 /// Requests drawn by a law.
 ///
 /// Errors: a law that has no meaning for a table.
 pub fn drawn(tables: &[Table], law: &Law, draw: Draw) -> Result<Vec<Batch>> {
-    let mut laws = Vec::with_capacity(tables.len());
-    for (i, table) in tables.iter().enumerate() {
-        laws.push(law.over(table.spec.rows, draw.seed ^ (i as u64) << 32)?);
-    }
-    let mut rng = Rng::new(draw.seed);
-    (0..draw.requests)
-        .map(|_| {
-            let mut features = Vec::new();
-            for (table, law) in tables.iter().zip(&laws) {
-                for feature in &table.features {
-                    let hots = draw.hots.unwrap_or(feature.hots);
-                    let (low, kinds) = (hots.mean - hots.spread, 2 * hots.spread as u64 + 1);
-                    let lengths: Vec<u64> =
-                        (0..draw.batch).map(|_| low as u64 + rng.below(kinds)).collect();
-                    let count: u64 = lengths.iter().sum();
-                    let ids = (0..count).map(|_| RawId(law.draw(&mut rng) as i64)).collect();
-                    features.push(Jagged::from_lengths(
-                        &lengths,
-                        ids,
-                        weights(table, count, &mut rng),
-                    )?);
-                }
-            }
-            batch(features, draw, &mut rng)
-        })
-        .collect()
+    let mut drawer = Drawer::new(tables, law, draw)?;
+    (0..draw.requests).map(|_| drawer.draw()).collect()
 }
 
 /// Weights between 0.5 and 1.5, where the table has them.

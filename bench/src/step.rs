@@ -10,7 +10,8 @@ use prometheus::Registry;
 use tessera::config::{ClipConfig, Config};
 use tessera::metrics::Metrics;
 use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped, Total};
-use tessera::tensors::{Block, ReadTensors};
+use tessera::tensors::{Block, ReadTensors, Tensor, WriteTensors};
+use tessera_cache::StoreStats;
 use tessera_data::{Batch, Event};
 use tessera_dense::{DenseOptimizer, Interaction, ModelSpec};
 use tessera_device::{Cpu, CpuStream, Device};
@@ -29,6 +30,9 @@ pub const DENSE: usize = 13;
 
 /// Samples that the naive computation goes through.
 const CHECKED: usize = 4;
+
+/// Bytes of rows that are written in one go.
+const WRITE_BYTES: usize = 1 << 20;
 
 /// The configuration of a model made from knobs. Its data is never read.
 ///
@@ -159,7 +163,10 @@ impl Training {
         volume(self.embedding(), &self.stream, batches, Work::Update)
     }
 
-    fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
+    /// One step.
+    ///
+    /// Errors: a loss that is not finite, or what the model says.
+    pub(crate) fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
         let scalars = StepScalars { update: self.updates + 1, lr_factor: 1.0 };
         match self.model.train_step(batch, Total::of(batch), scalars, &self.metrics, clock)? {
             Stepped::Done(loss) => {
@@ -170,6 +177,34 @@ impl Training {
                 Err(BenchError::Step(format!("{what} is not finite")))
             }
         }
+    }
+
+    /// What the stores of all tables did so far.
+    ///
+    /// Errors: what the tables say.
+    pub fn store_stats(&self) -> Result<Vec<StoreStats>> {
+        let tables = 0..self.embedding().schema().tables().len();
+        Ok(tables.map(|table| self.embedding().store_stats(table)).collect::<Result<_, _>>()?)
+    }
+
+    /// Writes every row of every table once, with what it holds already, so that tiers cannot make
+    /// it anew instead of keeping it.
+    ///
+    /// Errors: what the tables say.
+    pub fn write_rows(&mut self) -> Result<()> {
+        let weights = |tensor: &Tensor| tensor.name.starts_with("tables.") && !tensor.is_state;
+        let tensors: Vec<Tensor> = self.model.tensors().to_vec();
+        let mut bytes = Vec::new();
+        for (index, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| weights(tensor)) {
+            let whole = Block::whole(index, tensor);
+            let each = (WRITE_BYTES / tensor.row_bytes().max(1)).max(1);
+            for first in (0..tensor.rows()).step_by(each) {
+                let block = whole.with_rows(first..tensor.rows().min(first + each));
+                self.model.read_block(&block, &mut bytes)?;
+                self.model.write_block(&block, &bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// All dense parameters by name.

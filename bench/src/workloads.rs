@@ -11,9 +11,10 @@
 
 use std::time::Instant;
 
+use tessera_cache::StoreStats;
 use tessera_data::{Batch, Jagged};
 use tessera_device::{Cpu, CpuStream, Device, HostBuffer};
-use tessera_embedding::{BadIdPolicy, EmbeddingCollection, Lookup, SparseStep};
+use tessera_embedding::{BadIdPolicy, EmbeddingCollection, Lookup, SparseStep, Tiers};
 
 use crate::draw::Rng;
 use crate::drive::{Stages, Workload};
@@ -47,6 +48,25 @@ impl Tables {
         let specs = tables.iter().map(|table| table.spec.clone()).collect();
         let collection = EmbeddingCollection::new(cpu.clone(), &stream, specs, features, seed)?;
         Ok(Self { stream, collection, stride, step: 0 })
+    }
+
+    /// The same, with rows that move between tiers.
+    ///
+    /// Errors: as there.
+    pub fn tiered(cpu: &Cpu, tables: &[Table], seed: u64, tiers: &Tiers) -> Result<Self> {
+        let stream = cpu.stream()?;
+        let (features, stride) = tables::features(tables);
+        let specs = tables.iter().map(|table| table.spec.clone()).collect();
+        let cpu = cpu.clone();
+        let collection = EmbeddingCollection::tiered(cpu, &stream, specs, features, seed, tiers)?;
+        Ok(Self { stream, collection, stride, step: 0 })
+    }
+
+    /// What the store of a table did so far.
+    ///
+    /// Errors: a table that is not there.
+    pub fn stats(&self, table: usize) -> Result<StoreStats> {
+        Ok(self.collection.store_stats(table)?)
     }
 }
 
