@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::Project;
 use common::shared::shared;
+use common::{Project, golden};
 use serde_json::Value;
 use tessera_embedding::plan::{PlanFile, Sharding};
 
@@ -106,12 +106,92 @@ fn a_sample_of_the_data_tells_how_often_ids_meet() {
 }
 
 #[test]
+fn a_sample_tells_how_large_tiers_should_be() {
+    let project = Project::new(CONFIG);
+    let ran = project.ok("plan config.toml --sample 15");
+    for part in ["tiers, from 15 batches", "batch_max", "50%", "device_bytes", "with --topology"] {
+        assert!(ran.stdout.contains(part), "`{part}` is missing from:\n{}", ran.stdout);
+    }
+    assert!(!ran.stdout.contains("[tiers]"), "{}", ran.stdout);
+    assert!(!project.ok("plan config.toml").stdout.contains("tiers"), "nothing to tell it from");
+    let set = "--set tiers.device_bytes=2000000 --set tiers.host_bytes=1000000 \
+               --set tiers.ssd_dir=ssd --topology cpu";
+    for ranks in [1, 4] {
+        let line = format!("plan config.toml --ranks {ranks} --sample 15 {set}");
+        let ran = project.ok(&line);
+        for part in ["in [tiers]", "whole", "at least  misses  SSD reads", "within a step"] {
+            assert!(ran.stdout.contains(part), "`{part}` is missing from:\n{}", ran.stdout);
+        }
+        let text = project.ok(&format!("{line} --json")).stdout;
+        // With advice in it, it is still a plan.
+        assert_eq!(plan_of(&text).tables().len(), 3);
+        let tiers = &json(&text)["tiers"];
+        let number = |value: &Value, key: &str| value[key].as_f64().unwrap();
+        let shares = tiers["shares"].as_array().unwrap();
+        let sum = |key: &str| shares.iter().map(|share| number(share, key)).sum::<f64>();
+        let given = &tiers["given"];
+        assert!((number(given, "device_misses") - sum("device_misses")).abs() < 1e-6);
+        let hit_rate = 1.0 - sum("device_misses") / sum("repeats");
+        assert!((number(given, "hit_rate") - hit_rate).abs() < 1e-9);
+        let limit = number(tiers, "ssd_bytes_max");
+        let sizes = tiers["sizes"].as_array().unwrap();
+        assert_eq!(sizes.len(), 3);
+        for (size, wanted) in sizes.iter().zip([0.9, 0.95, 0.99]) {
+            let load = &size["load"];
+            assert!(number(load, "hit_rate") >= wanted && number(load, "ssd_bytes") <= limit);
+            assert_eq!(load["parts_in_passes"], 0);
+            // What was advised is what the configuration would get.
+            let line = format!(
+                "plan config.toml --ranks {ranks} --sample 15 --json --topology cpu \
+                 --set tiers.device_bytes={} --set tiers.host_bytes={} --set tiers.ssd_dir=ssd",
+                load["device_bytes"], load["host_bytes"]
+            );
+            assert_eq!(&json(&project.ok(&line).stdout)["tiers"]["given"], load);
+        }
+    }
+    // No room for a batch: it is said.
+    let ran = project.ok("plan config.toml --sample 5 --set tiers.device_bytes=50000");
+    assert!(ran.stdout.contains("several passes"), "{}", ran.stdout);
+}
+
+/// Curves of a golden run's own data: whole ones, since it is small.
+#[test]
+fn curves_of_a_golden_run() {
+    let Some(shared) = shared() else { return };
+    let project = golden::project(&shared.join("golden/dlrm_dot_rowwise_adagrad"));
+    for set in ["", "--set tiers.device_bytes=40000"] {
+        let line = format!("plan golden/config.toml --sample 60 --json {set}");
+        let report = json(&project.ok(&line).stdout);
+        let tables = report["tiers"]["tables"].as_array().unwrap();
+        assert_eq!(tables.len(), 5);
+        assert_eq!(report["tiers"]["given"].is_null(), set.is_empty());
+        for table in tables {
+            let number = |key: &str| table[key].as_f64().unwrap();
+            assert!(number("batch_rows_max") <= number("rows"), "{table}");
+            assert!(number("uses") <= 60.0 * number("batch_rows_max"), "{table}");
+            assert!(number("first_uses") <= number("rows"), "{table}");
+            assert_eq!(number("share_tracked"), 1.0);
+            let curve = table["curve"].as_array().unwrap();
+            let rates: Vec<f64> =
+                curve.iter().map(|part| part["hit_rate"].as_f64().unwrap()).collect();
+            assert!(rates.is_sorted() && rates.last() == Some(&1.0), "{table}");
+            assert!(curve.iter().all(|part| part["error"] == 0.0), "{table}");
+        }
+        // All three rows of c3 are in every batch.
+        let c3 = &tables[2];
+        assert_eq!((&c3["uses"], &c3["first_uses"]), (&180.into(), &3.0.into()));
+    }
+}
+
+#[test]
 fn the_wide_part_is_planned_too() {
     let project = Project::new(CONFIG);
     let ran = project.ok("plan config.toml --set model.wide=true --ranks 2 --sample 2 --json");
     let plan = plan_of(&ran.stdout);
     assert_eq!(plan.tables().len(), 6);
     assert_eq!(plan.table("user.wide").unwrap().dim, 1);
+    let tiers = &json(&ran.stdout)["tiers"]["tables"];
+    assert_eq!((&tiers[3]["table"], &tiers[3]["uses"]), (&"user.wide".into(), &tiers[0]["uses"]));
 }
 
 #[test]

@@ -4,10 +4,12 @@ mod csv;
 mod report;
 mod sample;
 mod tables;
+mod tiers;
 
+use tessera_embedding::Tiers;
 use tessera_embedding::plan::{
-    Budget, CurvePoint, Grid2d, Placement, Plan as SavedPlan, PlanFile, Route, TableLoad, Topology,
-    Workload, curve, plan, plan_given,
+    Budget, CurvePoint, Grid2d, MissCurve, Placement, Plan as SavedPlan, PlanFile, Planned, Route,
+    TableLoad, TierAdvice, TierJob, Topology, Workload, curve, plan, plan_given, tier_advice,
 };
 
 use crate::cli::{GroupPlacement, Plan, Replicas};
@@ -45,14 +47,20 @@ pub fn run(args: &Plan) -> Result<()> {
     let grid = Grid2d::new(job.ranks, groups, job.placement)?;
     let mut planned = plan(&job.tables, grid, &job.topology, &job.workload, Budget::default())?;
     planned.notes.extend(job.notes.iter().cloned());
+    let tiers = job.tiers(&planned);
     if args.json {
-        return console::print(json(&PlanFile::new(&planned)));
+        return console::print(json(&PlanFile { tiers, ..PlanFile::new(&planned) }));
     }
     let mut text = String::new();
     if !points.is_empty() {
         text = report::curve_text(&points, groups) + "\n";
     }
-    console::print(text + &report::plan_text(&planned, &job.heading(grid), report::Unit::Ms))
+    text += &report::plan_text(&planned, &job.heading(grid), report::Unit::Ms);
+    if let Some(advice) = &tiers {
+        text += "\n";
+        text += &tiers::text(advice, job.ranks / groups);
+    }
+    console::print(text)
 }
 
 fn from_costs(args: &Plan, path: &std::path::Path) -> Result<()> {
@@ -146,11 +154,17 @@ struct Job {
     topology: Topology,
     workload: Workload,
     notes: Vec<String>,
+    /// Of the configuration's tables, where a sample was read.
+    curves: Vec<MissCurve>,
+    tiers: Option<Tiers>,
+    /// Whether the topology was asked for, and is not just assumed.
+    topology_given: bool,
 }
 
 impl Job {
     fn new(args: &Plan) -> Result<Self> {
         let mut notes = Vec::new();
+        let mut curves = Vec::new();
         let config = match &args.config {
             Some(path) => Some(Config::load(path, &args.set)?),
             None => None,
@@ -170,7 +184,9 @@ impl Job {
             (Some(config), _) => {
                 let mut tables = tables::of_config(config);
                 if let Some(batches) = args.sample {
-                    notes.push(sample::count(config, batches, &mut tables)?);
+                    let sample = sample::count(config, batches, &mut tables)?;
+                    notes.push(sample.note);
+                    curves = sample.curves;
                 }
                 (tables, workload_of(config, ranks, args.exact))
             }
@@ -198,6 +214,9 @@ impl Job {
             topology,
             workload,
             notes,
+            curves,
+            tiers: config.as_ref().and_then(|config| config.tiers.clone()),
+            topology_given: args.topology.is_some(),
         })
     }
 
@@ -212,6 +231,26 @@ impl Job {
             &self.workload,
             budget,
         )?)
+    }
+
+    /// How large tiers of memory should be, where a sample tells.
+    fn tiers(&self, planned: &Planned) -> Option<TierAdvice> {
+        if self.curves.is_empty() {
+            return None;
+        }
+        // A step takes at least what its tables cost, and so long the SSD may read.
+        let step_s = (planned.cost_max() + planned.latency_ms) / 1e3;
+        let ssd_bytes_max =
+            self.topology_given.then_some(self.topology.ssd_gb_per_s * 1e9 * step_s);
+        // Wide parts follow the tables, and are looked up by the same ids.
+        let curves = (0..self.tables.len()).map(|table| &self.curves[table % self.curves.len()]);
+        Some(tier_advice(&TierJob {
+            planned,
+            tables: &self.tables,
+            curves: curves.collect(),
+            given: self.tiers.as_ref(),
+            ssd_bytes_max,
+        }))
     }
 
     fn heading(&self, grid: Grid2d) -> String {

@@ -24,7 +24,7 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// Lines of cells under a head: numbers to the right, names and text to the left.
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.len()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -1,17 +1,25 @@
 //! Real ids for the planner: counts of the first batches of the training data.
 
 use tessera_data::open;
-use tessera_embedding::plan::{IdCounter, TableLoad};
+use tessera_embedding::plan::{IdCounter, MissCurve, ReuseCounter, TableLoad};
 
 use crate::cli::Split;
 use crate::config::Config;
 use crate::{Error, Result, source};
 
+/// What a sample told besides what is in the tables.
+pub(super) struct Sample {
+    /// How much was read.
+    pub(super) note: String,
+    /// Of each table of the configuration, in order.
+    pub(super) curves: Vec<MissCurve>,
+}
+
 /// Counts the ids of `batches` batches into `tables` (the configuration's, the wide parts after
-/// them). Gives a note of how much was read.
+/// them).
 ///
 /// Errors: bad data, by file and row; a configuration without training data.
-pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> Result<String> {
+pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> Result<Sample> {
     if batches == 0 {
         return Err(Error::Usage("--sample 0: at least one batch is needed".into()));
     }
@@ -19,6 +27,8 @@ pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> 
     let count = config.tables.len();
     let mut counters: Vec<IdCounter> =
         config.tables.iter().map(|table| IdCounter::new(table.rows)).collect();
+    let mut reuse: Vec<ReuseCounter> =
+        config.tables.iter().map(|table| ReuseCounter::new(table.rows)).collect();
     let mut ids = vec![0usize; of.len()];
     let mut samples = 0;
     let mut reader = open(&source::required(config, Split::Train)?)?;
@@ -31,9 +41,11 @@ pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> 
         for (total, bags) in ids.iter_mut().zip(batch.features()) {
             *total += bags.ids().len();
         }
-        for (table, counter) in counters.iter_mut().enumerate() {
+        for (table, (counter, reuse)) in counters.iter_mut().zip(&mut reuse).enumerate() {
             let features = batch.features().iter().zip(&of).filter(|(_, of)| **of == table);
-            counter.batch(features.flat_map(|(bags, _)| bags.ids().iter().map(|id| id.0)));
+            let ids = features.flat_map(|(bags, _)| bags.ids().iter().map(|id| id.0));
+            counter.batch(ids.clone());
+            reuse.batch(ids);
         }
     }
     if samples == 0 {
@@ -46,8 +58,9 @@ pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> 
         table.ids_per_sample = of_table.map(|(&total, _)| total as f64 / samples as f64).collect();
         table.stats = stats[number % count].clone();
     }
-    Ok(format!(
+    let note = format!(
         "ids of {samples} samples were counted: {} ids, {distinct} different rows",
         ids.iter().sum::<usize>()
-    ))
+    );
+    Ok(Sample { note, curves: reuse.into_iter().map(ReuseCounter::finish).collect() })
 }

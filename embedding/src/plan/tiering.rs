@@ -140,6 +140,10 @@ pub struct TierLoad {
     /// Hits in the device tier over uses that are not a row's first; absent when there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hit_rate: Option<f64>,
+    /// The same when first uses of parts that are not whole in the device tier count as misses:
+    /// what training reaches is between the two. Absent when there are no uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hit_rate_min: Option<f64>,
     /// Misses of the device tier.
     pub device_misses: f64,
     /// Those of the host tier too: reads of the SSD.
@@ -343,6 +347,7 @@ impl<'a> Ranks<'a> {
 
     fn load(&self, device_bytes: u64, host_bytes: Option<u64>) -> TierLoad {
         let (mut repeats, mut device_misses, mut host_misses) = (0.0, 0.0, 0.0);
+        let (mut uses, mut first_misses) = (0.0, 0.0);
         let mut ssd_bytes = vec![0.0; self.parts.len()];
         let mut below_bytes = vec![0u64; self.parts.len()];
         let mut parts_in_passes = 0;
@@ -351,6 +356,10 @@ impl<'a> Ranks<'a> {
             repeats += part.of_step(part.curve.repeats());
             device_misses += part.misses(device);
             host_misses += misses;
+            uses += part.of_step(part.curve.uses() as f64);
+            if device < part.rows {
+                first_misses += part.of_step(part.curve.first_uses());
+            }
             ssd_bytes[part.rank] += misses * part.ssd_bytes() as f64;
             let below = (part.rows - device).saturating_mul(slot_bytes(part.layout, self.policy));
             below_bytes[part.rank] = below_bytes[part.rank].saturating_add(below);
@@ -361,6 +370,7 @@ impl<'a> Ranks<'a> {
             host_bytes,
             host_bytes_all: below_bytes.into_iter().max().unwrap_or(0),
             hit_rate: (repeats > 0.0).then(|| 1.0 - device_misses / repeats),
+            hit_rate_min: (uses > 0.0).then(|| 1.0 - (device_misses + first_misses) / uses),
             device_misses,
             host_misses,
             ssd_bytes: ssd_bytes.into_iter().fold(0.0, f64::max),
@@ -517,6 +527,11 @@ mod tests {
         assert_eq!(large.host_misses, curves[0].misses(slots + 100_000 / 292) / 200.0);
         let load = advice.given.unwrap();
         assert_eq!(load.device_misses, large.device_misses);
+        // A row is new at its first use, unless all rows of its table are there.
+        let uses = (curves[0].uses() + curves[1].uses()) as f64 / 200.0;
+        let misses = load.device_misses + curves[0].first_uses() / 200.0;
+        assert!((load.hit_rate_min.unwrap() - (1.0 - misses / uses)).abs() < 1e-12);
+        assert!(load.hit_rate_min < load.hit_rate);
         assert_eq!(load.host_bytes_all, (5000 - slots) * 292);
         let at = |slots| advice.tables[0].curve.iter().find(|part| part.slots == slots);
         assert_eq!(at(slots).unwrap().misses, large.device_misses);
