@@ -302,8 +302,8 @@ impl<D: LookupOps> ShardedCollection<D> {
     ///
     /// Errors: as there.
     pub fn hold(&mut self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<()> {
-        let pairs = self.held.iter_mut().zip(&mut routed.asked);
-        pairs.map(|(held, asked)| held.store.hold(stream, &mut asked.lookup)).collect()
+        let mut pairs = self.held.iter_mut().zip(&mut routed.asked);
+        pairs.try_for_each(|(held, asked)| held.store.hold(stream, &mut asked.lookup))
     }
 
     /// What the stores of this rank's pieces of a table did so far; of rows that stay in device
