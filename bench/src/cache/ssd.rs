@@ -138,19 +138,25 @@ impl Ssd {
         )
     }
 
-    /// The disk's own limit.
-    fn limits(&mut self, seed: u64, points: &mut Vec<CachePoint>) -> Result<()> {
+    /// Random reads of the log's files a second.
+    fn reads_per_s(&self, depth: usize, seed: u64) -> Result<f64> {
         let read = |source| BenchError::Read { path: self.dir.clone(), source };
         let pages = Pages::below(&self.dir).map_err(read)?;
-        for (rate, depth) in self.reads_per_s.iter_mut().zip(DEPTHS) {
-            *rate = pages.rate(depth, self.long, seed).map_err(read)?;
-            let limit = Bound::new("itself", *rate);
+        pages.rate(depth, self.long, seed).map_err(read)
+    }
+
+    /// The disk's own limit.
+    fn limits(&mut self, seed: u64, points: &mut Vec<CachePoint>) -> Result<()> {
+        for (i, depth) in DEPTHS.into_iter().enumerate() {
+            let rate = self.reads_per_s(depth, seed)?;
+            self.reads_per_s[i] = rate;
+            let limit = Bound::new("itself", rate);
             let case = format!("disk, {depth} in flight");
             // Each of `depth` reads in flight takes so long, on average.
-            let seconds = [depth as f64 / *rate];
+            let seconds = [depth as f64 / rate];
             points.push(CachePoint {
-                rows_per_s: *rate,
-                gb_per_s: *rate * PAGE as f64 / 1e9,
+                rows_per_s: rate,
+                gb_per_s: rate * PAGE as f64 / 1e9,
                 share_of_limit: 1.0,
                 ..CachePoint::new(case, 1.0, PAGE as f64, limit, &seconds)
             });
@@ -174,6 +180,9 @@ impl Ssd {
         let mut rng = Rng::new(seed ^ 0x6765_7473);
         for count in GET_ROWS.into_iter().filter(|&count| count <= self.rows) {
             let (mut seconds, mut read) = (Vec::new(), 0);
+            // Before and after: others may use the disk meanwhile.
+            let depth = if count == 1 { DEPTHS[0] } else { DEPTHS[2] };
+            let before = self.reads_per_s(depth, seed)?;
             let begin = Instant::now();
             while seconds.len() < 5 || begin.elapsed() < self.long {
                 let rows = self.draw(count, &mut rng);
@@ -188,10 +197,9 @@ impl Ssd {
                 check(rows[i], (weights, &block.state[i * state_bytes..][..state_bytes]), 0)?;
             }
             let rows = read as f64 / seconds.len() as f64;
-            let limit = match count {
-                1 => Bound::new("random 4 KiB reads of the disk, 1 in flight", self.reads_per_s[0]),
-                _ => self.limit(1.0),
-            };
+            let limit = f64::midpoint(before, self.reads_per_s(depth, seed ^ 1)?);
+            let what = format!("random 4 KiB reads of the disk, {depth} in flight, just then");
+            let limit = Bound::new(what, limit);
             let bytes = (weight_bytes + state_bytes) as f64;
             points.push(CachePoint::new(format!("get {count}"), rows, bytes, limit, &seconds));
         }
