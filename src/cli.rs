@@ -161,7 +161,7 @@ pub struct Plan {
     #[arg(long, conflicts_with = "costs")]
     pub exact: bool,
     /// Samples of a step over all ranks, for --tables
-    #[arg(long, value_name = "SAMPLES", requires = "tables", default_value_t = 65_536)]
+    #[arg(long, value_name = "SAMPLES", requires = "tables", default_value_t = 65_536, value_parser = clap::value_parser!(u64).range(1..))]
     pub batch_size: u64,
     /// Optimizer whose state the tables of --tables keep
     #[arg(long, value_name = "KIND", requires = "tables", default_value = "adagrad")]

@@ -48,6 +48,8 @@ pub struct Metrics {
     pub step_seconds: Histogram,
     /// Seconds of each stage of a step.
     pub stage_seconds: HistogramVec,
+    /// Rows that ranks look up, the most over the mean.
+    pub imbalance: Gauge,
     /// Steps skipped for a loss or gradient that is not finite.
     pub skipped_steps: IntCounter,
     /// Bytes of dense parameters, gradients and states.
@@ -162,6 +164,10 @@ impl Metrics {
             ),
             step_seconds: histogram("tessera_train_step_seconds", "Duration of a whole step."),
             stage_seconds,
+            imbalance: gauge(
+                "tessera_train_imbalance_ratio",
+                "Rows that ranks looked up in the last step, the most over the mean.",
+            ),
             skipped_steps: counter(
                 "tessera_train_skipped_steps_total",
                 "Steps that changed nothing because a loss or gradient was not finite.",

@@ -471,6 +471,7 @@ impl<D: ModelDevice> Model<D> {
         };
         let sparse =
             SparseStep { t: scalars.update, lr_scale: scalars.lr_factor as f32, clip: sparse_clip };
+        let rows_asked = found.rows_asked();
         let moved = self.tables.update(stream, found, &acts.dx0, self.stride, &sparse)?;
         self.device.synchronize(stream)?;
         metrics.embedding.observe_update(&moved);
@@ -502,7 +503,7 @@ impl<D: ModelDevice> Model<D> {
         }
         self.device.synchronize(stream)?;
         clock.lap("update_dense");
-        Ok(Stepped::Done(self.sums(own, total, mean)?))
+        Ok(Stepped::Done(self.sums(own, total, mean, rows_asked, metrics)?))
     }
 
     /// Gradients of all parameters, added over ranks, and of this rank's pooled vectors. Gives
@@ -557,8 +558,16 @@ impl<D: ModelDevice> Model<D> {
         Ok(if finite { Ok(sq_norm) } else { Err("the gradient of the pooled vectors".into()) })
     }
 
-    /// The sums of a step over all ranks for the windowed entropy. A collective.
-    fn sums(&self, own: &Batch, total: Total, mean: f64) -> Result<StepLoss> {
+    /// The sums of a step over all ranks for the windowed entropy; shows how unevenly the rows
+    /// that were asked of each rank are spread. A collective.
+    fn sums(
+        &self,
+        own: &Batch,
+        total: Total,
+        mean: f64,
+        rows_asked: u64,
+        metrics: &Metrics,
+    ) -> Result<StepLoss> {
         let weight = |i: usize| own.sample_weights().map_or(1.0, |w| f64::from(w[i]));
         let (mut logloss, mut labels, mut weights) = (0.0, 0.0, 0.0);
         for (i, &label) in own.labels().iter().enumerate() {
@@ -579,7 +588,18 @@ impl<D: ModelDevice> Model<D> {
                 }
             }
         }
-        let [logloss, labels, weight] = self.ranks.sum([logloss, labels, weights])?;
+        let all = self.ranks.gather(vec![logloss, labels, weights, rows_asked as f64])?;
+        let [mut logloss, mut labels, mut weight, mut rows, mut rows_max] = [0.0; 5];
+        for rank in all.as_chunks::<4>().0 {
+            logloss += rank[0];
+            labels += rank[1];
+            weight += rank[2];
+            rows += rank[3];
+            rows_max = f64::max(rows_max, rank[3]);
+        }
+        if rows > 0.0 {
+            metrics.imbalance.set(rows_max * self.ranks.size() as f64 / rows);
+        }
         Ok(StepLoss { mean, logloss, labels, weight })
     }
 }

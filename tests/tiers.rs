@@ -83,3 +83,19 @@ fn tiers_that_cannot_work_are_refused() {
     // No room for the rows of a sample: which table, and what size it takes.
     run("--set tiers.device_bytes=300").says(1, &["table c1", "no room for one row", "68"]);
 }
+
+/// Tables that no rank's memory holds are planned for where tiers have room for them.
+#[test]
+fn plans_count_on_the_tiers() {
+    let Some(shared) = shared() else { return };
+    let project = project(&shared.join("golden/dlrm_dot_rowwise_adagrad"));
+    let plan = |set: &str| {
+        project.run(&format!(
+            "plan golden/config.toml --ranks 2 --set table.0.rows=400000000000 {set}"
+        ))
+    };
+    plan("").says(1, &["no room for table"]);
+    plan("--set tiers.device_bytes=1000000 --set tiers.host_bytes=9000000").says(1, &["no room"]);
+    let ran = plan("--set tiers.device_bytes=1000000 --set tiers.ssd_dir=ssd");
+    ran.says(0, &[]);
+}

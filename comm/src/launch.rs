@@ -74,8 +74,10 @@ impl LaunchEnv {
     /// Errors: [`CommError::Launch`] for a variable that is no number, a job of no processes, or a
     /// rank that is not in the job.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        // An empty variable is one that somebody took back.
+        let given = |name| lookup(name).filter(|text| !text.trim().is_empty());
         let number = |name: &'static str| {
-            lookup(name)
+            given(name)
                 .map(|text| {
                     text.trim().parse::<usize>().map_err(|_| CommError::Launch {
                         reason: format!("{name}={text} is no number of a process"),
@@ -84,6 +86,10 @@ impl LaunchEnv {
                 .transpose()
         };
         for names in &LAUNCHERS {
+            // One of the two alone is somebody else's variable, whatever it says.
+            if given(names.rank).is_none() || given(names.size).is_none() {
+                continue;
+            }
             let (Some(rank), Some(size)) = (number(names.rank)?, number(names.size)?) else {
                 continue;
             };
@@ -120,6 +126,8 @@ mod tests {
     fn every_launcher_is_known_by_its_variables() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("HOME", "/"), ("RANK", "3")]), Ok(None));
+        assert_eq!(read(&[("RANK", "gold")]), Ok(None));
+        assert_eq!(read(&[("RANK", ""), ("WORLD_SIZE", "")]), Ok(None));
         let open_mpi = [
             ("OMPI_COMM_WORLD_SIZE", "4"),
             ("OMPI_COMM_WORLD_RANK", "3"),

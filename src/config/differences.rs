@@ -5,7 +5,7 @@ use toml::{Table, Value};
 /// Keys that ranks may have each their own value of: nothing that the others see depends on them.
 /// Of lists of files only the length counts, and of plans ranks compare what is in them.
 const OWN: [&str; 6] =
-    ["threads", "tiers", "data.train", "data.eval", "parallel.plan", "metrics.listen"];
+    ["threads", "tiers.ssd_dir", "data.train", "data.eval", "parallel.plan", "metrics.listen"];
 
 /// The keys in which two resolved configurations of one run differ, with the value of each, in the
 /// order of the first.

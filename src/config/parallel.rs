@@ -121,8 +121,11 @@ pub(super) fn parallel(section: &mut Section<'_>) -> ParallelConfig {
     let codec_forward = section.choice("codec_forward", &codecs);
     let codec_backward = section.choice("codec_backward", &codecs);
     for (key, codec) in [("codec_forward", codec_forward), ("codec_backward", codec_backward)] {
-        if alone && codec != Codec::Fp32 {
+        if codec == Codec::Fp32 {
+        } else if ranks <= 1 {
             section.fault(key, "one rank sends nothing: only \"fp32\" has a meaning");
+        } else if ranks == replicas {
+            section.fault(key, "a group of one rank sends nothing: only \"fp32\" has a meaning");
         }
     }
     if alone && route.is_some() {

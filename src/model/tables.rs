@@ -312,6 +312,14 @@ fn within<D: LookupOps>(held: &Held<D>, rows: &Range<u64>) -> Range<u64> {
 }
 
 impl<D: LookupOps> Found<D> {
+    /// Rows that this rank looks up, for itself and for others.
+    pub(super) fn rows_asked(&self) -> u64 {
+        match self {
+            Self::Alone(lookup) => lookup.rows_read().iter().sum(),
+            Self::Shared(routed) => routed.rows_asked(),
+        }
+    }
+
     /// Counts a lookup that was done, and its time in seconds.
     pub(super) fn observe(&self, metrics: &Metrics, seconds: f64) {
         match self {

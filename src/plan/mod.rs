@@ -107,8 +107,11 @@ pub fn for_training(config: &Config) -> Result<SavedPlan> {
     let PlanSource::File(path) = &parallel.plan else {
         let grid = Grid2d::new(parallel.ranks, parallel.replicas as usize, parallel.placement)?;
         let workload = workload_of(config, parallel.ranks, false);
-        let topology = load_topology("cpu")?;
         let tables = tables::of_config(config);
+        let topology = match &config.tiers {
+            Some(tiers) => with_tiers(load_topology("cpu")?, tiers),
+            None => with_room(load_topology("cpu")?, &tables, grid.ranks()),
+        };
         return Ok(plan(&tables, grid, &topology, &workload, Budget::default())?.plan);
     };
     let text = std::fs::read_to_string(path)
@@ -116,17 +119,59 @@ pub fn for_training(config: &Config) -> Result<SavedPlan> {
     let bad = |reason: String| Error::BadFile { path: path.clone(), reason };
     let file: PlanFile =
         serde_json::from_str(&text).map_err(|error| bad(format!("is no plan: {error}")))?;
-    let saved = file.plan().map_err(|error| bad(error.to_string()))?;
-    if saved.ranks() * parallel.replicas as usize != parallel.ranks {
+    // Before the plan is looked at: its size is the file's word.
+    let groups = parallel.replicas as usize;
+    if file.ranks.checked_mul(groups) != Some(parallel.ranks) || file.replicas != groups {
         return Err(Error::Usage(format!(
-            "{} is a plan for groups of {} ranks; parallel.ranks is {} in {} groups",
+            "{} is a plan for {} groups of {} ranks; parallel.ranks is {} in {groups} groups",
             path.display(),
-            saved.ranks(),
+            file.replicas,
+            file.ranks,
             parallel.ranks,
-            parallel.replicas
         )));
     }
-    Ok(saved)
+    // The file says both.
+    if parallel.route.is_some() {
+        return Err(Error::Usage(format!(
+            "parallel.route has no meaning with a plan file: {} says what travels; make the plan \
+             with the route, or leave it out",
+            path.display()
+        )));
+    }
+    if let Some(table) = config.tables.iter().find(|table| table.sharding.is_some()) {
+        return Err(Error::Usage(format!(
+            "table {}: sharding has no meaning with a plan file: {} says how tables are cut; make \
+             the plan with it, or leave it out",
+            table.name,
+            path.display()
+        )));
+    }
+    file.plan().map_err(|error| bad(error.to_string()))
+}
+
+/// Memory for rows that nothing bounds, in bytes.
+const UNBOUNDED_BYTES: u64 = 1 << 60;
+
+/// `topology` with the memory that `[tiers]` gives each rank.
+fn with_tiers(topology: Topology, tiers: &Tiers) -> Topology {
+    Topology {
+        device_bytes: tiers.device_bytes,
+        reserve_bytes: 0,
+        host_bytes: tiers.host_bytes.unwrap_or(UNBOUNDED_BYTES),
+        ssd_bytes: match &tiers.cold {
+            Some(cold) => cold.bytes.unwrap_or(UNBOUNDED_BYTES),
+            None => 0,
+        },
+        ..topology
+    }
+}
+
+/// `topology` with room for twice an even part of `tables` on each of `ranks`: what ranks really
+/// have is not known here, and what they lack shows when memory is asked for.
+fn with_room(topology: Topology, tables: &[TableLoad], ranks: usize) -> Topology {
+    let total = tables.iter().fold(0u64, |sum, table| sum.saturating_add(table.total_bytes()));
+    let part = (total / ranks as u64).saturating_mul(2).saturating_add(topology.reserve_bytes);
+    Topology { device_bytes: topology.device_bytes.max(part), ..topology }
 }
 
 /// What a configuration asks of `ranks` ranks; `exact` sends unique rows only.
@@ -180,6 +225,11 @@ impl Job {
         }
         let default = if config.is_some() { "cpu" } else { "h100" };
         let topology = load_topology(args.topology.as_deref().unwrap_or(default))?;
+        let topology = match config.as_ref().and_then(|config| config.tiers.as_ref()) {
+            // What was asked for by name keeps its own memory.
+            Some(tiers) if args.topology.is_none() => with_tiers(topology, tiers),
+            _ => topology,
+        };
         let (tables, workload) = match (&config, &args.tables) {
             (Some(config), _) => {
                 let mut tables = tables::of_config(config);

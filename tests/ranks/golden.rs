@@ -97,7 +97,26 @@ fn a_plan_file_is_followed() {
         "train golden/config.toml --out four --set parallel.ranks=4 --set parallel.plan={}",
         file.display()
     ));
-    ran.says(2, &["is a plan for groups of 3 ranks; parallel.ranks is 4"]);
+    ran.says(2, &["is a plan for 1 groups of 3 ranks; parallel.ranks is 4"]);
+    // The file says how tables are cut and what travels: nothing else may.
+    let refused = |set: &str, says: &[&str]| {
+        let ran = project.run(&format!(
+            "train golden/config.toml --out refused --set parallel.ranks=3 \
+             --set parallel.plan={} {set}",
+            file.display()
+        ));
+        ran.says(2, says);
+    };
+    refused("--set parallel.route=unique", &["parallel.route has no meaning with a plan file"]);
+    refused("--set table.1.sharding=row_wise", &["sharding has no meaning with a plan file"]);
+    for (from, to) in
+        [("\"ranks\": 3", "\"ranks\": 4611686018427387904"), ("\"replicas\": 1", "\"replicas\": 3")]
+    {
+        let text = String::from_utf8(plan.clone().into()).unwrap();
+        assert!(text.contains(from), "{text}");
+        project.write("plan.json", &text.replacen(from, to, 1));
+        refused("", &["is a plan for"]);
+    }
 }
 
 /// Groups that each hold all tables, averaged after every step: under sgd the mean over groups is

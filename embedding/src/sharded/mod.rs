@@ -155,6 +155,12 @@ impl<D: LookupOps> Routed<D> {
         &self.rows_read
     }
 
+    /// Rows that all ranks asked of this one, repeats between ranks counted.
+    #[must_use]
+    pub fn rows_asked(&self) -> u64 {
+        self.asked.iter().flat_map(|asked| asked.lookup.rows_read()).sum()
+    }
+
     /// Bad ids of each table that the policy dropped or mapped.
     #[must_use]
     pub fn bad_ids(&self) -> &[u64] {
