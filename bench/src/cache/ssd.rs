@@ -48,7 +48,7 @@ pub struct Ssd {
     rows: u64,
     /// How long each measurement of the disk takes.
     long: Duration,
-    /// Random reads of 4 KiB a second at [`DEPTHS`].
+    /// Random reads of 4 KiB a second with 1, 8 and 64 in flight.
     pub reads_per_s: [f64; 3],
 }
 
