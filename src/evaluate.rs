@@ -16,7 +16,11 @@ use crate::{Result, console, source};
 ///
 /// Errors: a configuration or checkpoint that is wrong, or that do not fit each other.
 pub fn load(args: &cli::ConfigArgs, path: &std::path::Path) -> Result<(Config, Model<Cpu>)> {
-    let config = Config::load(&args.config, &args.set)?;
+    let mut config = Config::load(&args.config, &args.set)?;
+    // A run that goes on meanwhile has the ranks' folders.
+    if let Some(cold) = config.tiers.as_mut().and_then(|tiers| tiers.cold.as_mut()) {
+        cold.dir.push("eval");
+    }
     let checkpoint = Checkpoint::find(path)?;
     let mut model = Model::new(&Cpu::new(config.threads)?, &config, FirstValues::Loaded)?;
     let ranks = model.ranks();

@@ -67,6 +67,11 @@ fn a_run_goes_on_with_other_tiers() {
     }
     assert!(project.export("run") == project.export("whole"));
     assert_eq!(project.steps("run"), project.steps("whole"));
+    // A checkpoint is evaluated in tiers too, beside the folders of a run.
+    let ran = project.ok(&format!("eval golden/config.toml --checkpoint run --json{}", tiers[2].1));
+    let evaluation: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(evaluation["auc"], project.summary("whole")["eval"]["auc"]);
+    assert!(project.path("ssd/eval/rank-0").is_dir());
 }
 
 #[test]
