@@ -203,16 +203,19 @@ impl<D: ModelDevice> Model<D> {
         }
         let stride = spec.stride();
         let (here, seed) = (device.clone(), config.seed);
+        let tiers_of = |rank| config.tiers.as_ref().map(|tiers| tiers.of_rank(rank));
         let (ranks, tables) = match shared {
             None => {
-                let tables = match &config.tiers {
-                    None => EmbeddingCollection::new(here, &stream, tables, features, seed),
-                    Some(tiers) => {
-                        let tiers = tiers.of_rank(0);
-                        EmbeddingCollection::tiered(here, &stream, tables, features, seed, &tiers)
-                    }
-                };
-                (Ranks::alone()?, Tables::Alone(tables?))
+                let tiers = tiers_of(0);
+                let tables = EmbeddingCollection::with_tiers(
+                    here,
+                    &stream,
+                    tables,
+                    features,
+                    seed,
+                    tiers.as_ref(),
+                )?;
+                (Ranks::alone()?, Tables::Alone(tables))
             }
             Some((plan, world)) => {
                 same_config(&world, config)?;
@@ -225,7 +228,7 @@ impl<D: ModelDevice> Model<D> {
                     Ok::<_, Error>(joined.expect("every rank has a color"))
                 };
                 let of_group = split("tables", group, index)?;
-                let tiers = config.tiers.as_ref().map(|tiers| tiers.of_rank(world.rank()));
+                let tiers = tiers_of(world.rank());
                 let model = (tables, features);
                 let tables = ShardedCollection::with_tiers(
                     here,

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::{Machine, git_describe};
 use crate::stats::{LatencyMs, Tail};
 use crate::{BenchError, Result, report};
 
@@ -120,6 +120,27 @@ pub struct Limit {
 }
 
 impl<P: Serialize + DeserializeOwned> Document<P> {
+    /// What this program measured just now by `command` with these knobs.
+    #[must_use]
+    pub fn new(
+        command: &str,
+        machine: Machine,
+        knobs: &impl Serialize,
+        subject: String,
+        points: Vec<P>,
+    ) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            command: command.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            git: git_describe(),
+            machine,
+            knobs: serde_json::to_value(knobs).expect("knobs have string keys only"),
+            subject,
+            points,
+        }
+    }
+
     /// Reads a document.
     ///
     /// Errors: a file that cannot be read or is no such document.

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use tessera_data::Batch;
-use tessera_device::{Cpu, Device, HostBuffer, simd_kernel};
+use tessera_device::{Cpu, Device, HostBuffer, prefetch_l1, prefetch_l2, simd_kernel};
 
 use crate::Result;
 use crate::tables::Table;
@@ -172,26 +172,13 @@ struct Rows<'a> {
 /// Prefetches the `width` floats at `start`, line by line.
 #[inline(always)]
 fn prefetch<const NEAR: bool>(memory: &[f32], start: u64, width: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let row = memory.as_ptr().wrapping_add(start as usize).cast::<i8>();
-        // From the row's first line to its last: a row need not begin at a line.
-        let lines = (row as usize % 64 + width * 4).div_ceil(64);
-        for line in 0..lines {
-            let at = row.wrapping_add(line * 64);
-            // SAFETY: a prefetch reads nothing into the program and faults on no address.
-            unsafe {
-                if NEAR {
-                    _mm_prefetch::<_MM_HINT_T0>(at);
-                } else {
-                    _mm_prefetch::<_MM_HINT_T1>(at);
-                }
-            }
-        }
+    let row = memory.as_ptr().wrapping_add(start as usize).cast::<u8>();
+    // From the row's first line to its last: a row need not begin at a line.
+    let lines = (row as usize % 64 + width * 4).div_ceil(64);
+    for line in 0..lines {
+        let at = row.wrapping_add(line * 64);
+        if NEAR { prefetch_l1(at) } else { prefetch_l2(at) }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (memory, start, width);
 }
 
 #[inline(always)]

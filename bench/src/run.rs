@@ -14,11 +14,11 @@ use tessera::config::Config;
 use tessera_data::Batch;
 use tessera_device::Cpu;
 
-use crate::document::{Document, Limit, Point, SCHEMA};
+use crate::document::{Document, Limit, Point};
 use crate::drive::{Pace, Sample, Workload, measure};
 use crate::gather::{Gather, Hint, Plan};
 use crate::knobs::{Hots, RunKnobs, StepArgs, TableKnobs, TablesArgs};
-use crate::machine::{Machine, Scrubber, available_mib, git_describe};
+use crate::machine::{Machine, Scrubber, available_mib};
 use crate::requests::{self, Draw};
 use crate::stats::{LatencyMs, median, tail};
 use crate::step::{DENSE, Steps, Training, config_of_knobs, flops};
@@ -253,16 +253,7 @@ impl<'a> Bench<'a> {
                 point.limit.rows_per_s_after = Some(after.rows_per_s);
             }
         }
-        Ok(Document {
-            schema: SCHEMA.into(),
-            command: command.into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            git: git_describe(),
-            machine: self.machine,
-            knobs: serde_json::to_value(knobs).expect("knobs have string keys only"),
-            subject,
-            points,
-        })
+        Ok(Document::new(command, self.machine, knobs, subject, points))
     }
 }
 

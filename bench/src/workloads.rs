@@ -43,22 +43,23 @@ impl Tables {
     ///
     /// Errors: tables that do not fit memory or make no sense.
     pub fn new(cpu: &Cpu, tables: &[Table], seed: u64) -> Result<Self> {
-        let stream = cpu.stream()?;
-        let (features, stride) = tables::features(tables);
-        let specs = tables.iter().map(|table| table.spec.clone()).collect();
-        let collection = EmbeddingCollection::new(cpu.clone(), &stream, specs, features, seed)?;
-        Ok(Self { stream, collection, stride, step: 0 })
+        Self::with_tiers(cpu, tables, seed, None)
     }
 
-    /// The same, with rows that move between tiers.
+    /// The same, with rows that move between tiers, where they are given.
     ///
     /// Errors: as there.
-    pub fn tiered(cpu: &Cpu, tables: &[Table], seed: u64, tiers: &Tiers) -> Result<Self> {
+    pub fn with_tiers(
+        cpu: &Cpu,
+        tables: &[Table],
+        seed: u64,
+        tiers: Option<&Tiers>,
+    ) -> Result<Self> {
         let stream = cpu.stream()?;
         let (features, stride) = tables::features(tables);
         let specs = tables.iter().map(|table| table.spec.clone()).collect();
-        let cpu = cpu.clone();
-        let collection = EmbeddingCollection::tiered(cpu, &stream, specs, features, seed, tiers)?;
+        let collection =
+            EmbeddingCollection::with_tiers(cpu.clone(), &stream, specs, features, seed, tiers)?;
         Ok(Self { stream, collection, stride, step: 0 })
     }
 

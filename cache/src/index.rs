@@ -19,7 +19,7 @@
 //! secret: it spreads ids as they come in data, not ids made to collide. Such ids make the index
 //! slow, never wrong.
 
-use tessera_device::HostBuffer;
+use tessera_device::{HostBuffer, prefetch_l1};
 
 use crate::{CacheError, Result};
 
@@ -327,14 +327,7 @@ fn close(line: &mut Line, lane: usize) {
 /// Asks for an element's cache line, which will be read soon.
 #[inline(always)]
 pub(crate) fn prefetch<T>(elements: &[T], at: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing and faults on no address; SSE is part of x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(elements.as_ptr().wrapping_add(at).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (elements, at);
+    prefetch_l1(elements.as_ptr().wrapping_add(at).cast());
 }
 
 #[cfg(test)]

@@ -38,86 +38,6 @@ impl<D: Device> Resident<D> {
         let state = alloc(Plane::State, layout.state_bytes)?;
         Ok(Self { rows, layout, weights, state })
     }
-
-    /// Number of rows.
-    #[must_use]
-    pub fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    /// Width of the planes.
-    #[must_use]
-    pub fn layout(&self) -> RowLayout {
-        self.layout
-    }
-
-    /// Bytes of both planes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        // `new` checked each product against the address space; their sum fits 64 bits.
-        self.rows * self.layout.weight_bytes as u64 + self.rows * self.layout.state_bytes as u64
-    }
-
-    /// Where `rows` are: one slot a row, in the same order. Here a slot is the row.
-    #[must_use]
-    pub fn slots<'a>(&self, rows: &'a [u64]) -> &'a [u64] {
-        rows
-    }
-
-    /// The weights of every slot, (slots, weight_bytes).
-    #[must_use]
-    pub fn weights(&self) -> &D::Buffer<u8> {
-        &self.weights
-    }
-
-    /// Both planes, for a kernel that writes them: weights, then state.
-    #[must_use]
-    pub fn planes_mut(&mut self) -> (&mut D::Buffer<u8>, &mut D::Buffer<u8>) {
-        (&mut self.weights, &mut self.state)
-    }
-
-    /// Copies a plane of `rows` into `bytes`, (rows, bytes a row).
-    ///
-    /// Errors: [`CacheError::RowsOutOfRange`], [`CacheError::WrongLength`], or what the device
-    /// says.
-    pub fn read(
-        &self,
-        device: &D,
-        stream: &D::Stream,
-        plane: Plane,
-        rows: Range<u64>,
-        bytes: &mut [u8],
-    ) -> Result<()> {
-        check_range("read", self.rows, self.layout, plane, &rows, bytes.len())?;
-        // At most the plane's size, which `new` checked.
-        let at = rows.start as usize * self.layout.row_bytes(plane);
-        let buffer = match plane {
-            Plane::Weights => &self.weights,
-            Plane::State => &self.state,
-        };
-        Ok(device.download(stream, buffer, at, bytes)?)
-    }
-
-    /// Copies `bytes`, (rows, bytes a row), over a plane of `rows`.
-    ///
-    /// Errors: as [`Resident::read`].
-    pub fn write(
-        &mut self,
-        device: &D,
-        stream: &D::Stream,
-        plane: Plane,
-        rows: Range<u64>,
-        bytes: &[u8],
-    ) -> Result<()> {
-        check_range("write", self.rows, self.layout, plane, &rows, bytes.len())?;
-        // At most the plane's size, which `new` checked.
-        let at = rows.start as usize * self.layout.row_bytes(plane);
-        let buffer = match plane {
-            Plane::Weights => &mut self.weights,
-            Plane::State => &mut self.state,
-        };
-        Ok(device.upload(stream, bytes, buffer, at)?)
-    }
 }
 
 impl<D: Device> RowStore<D> for Resident<D> {
@@ -138,7 +58,8 @@ impl<D: Device> RowStore<D> for Resident<D> {
     }
 
     fn bytes(&self) -> u64 {
-        Resident::bytes(self)
+        // `new` checked each product against the address space; their sum fits 64 bits.
+        self.rows * self.layout.weight_bytes as u64 + self.rows * self.layout.state_bytes as u64
     }
 
     fn host_bytes(&self) -> u64 {
@@ -181,7 +102,14 @@ impl<D: Device> RowStore<D> for Resident<D> {
         rows: Range<u64>,
         bytes: &mut [u8],
     ) -> Result<()> {
-        Resident::read(self, device, stream, plane, rows, bytes)
+        check_range("read", self.rows, self.layout, plane, &rows, bytes.len())?;
+        // At most the plane's size, which `new` checked.
+        let at = rows.start as usize * self.layout.row_bytes(plane);
+        let buffer = match plane {
+            Plane::Weights => &self.weights,
+            Plane::State => &self.state,
+        };
+        Ok(device.download(stream, buffer, at, bytes)?)
     }
 
     fn write(
@@ -192,7 +120,14 @@ impl<D: Device> RowStore<D> for Resident<D> {
         rows: Range<u64>,
         bytes: &[u8],
     ) -> Result<()> {
-        Resident::write(self, device, stream, plane, rows, bytes)
+        check_range("write", self.rows, self.layout, plane, &rows, bytes.len())?;
+        // At most the plane's size, which `new` checked.
+        let at = rows.start as usize * self.layout.row_bytes(plane);
+        let buffer = match plane {
+            Plane::Weights => &mut self.weights,
+            Plane::State => &mut self.state,
+        };
+        Ok(device.upload(stream, bytes, buffer, at)?)
     }
 
     fn flush(&mut self, _: &D, _: &D::Stream) -> Result<()> {
@@ -302,7 +237,8 @@ mod tests {
             "row store: cannot write weights of rows 2..4 with 7 bytes: 8 are needed"
         );
         store.write(&cpu, &stream, Plane::State, 0..10, &[]).unwrap();
-        assert_eq!(store.slots(&[3, 9]), [3, 9]);
+        let lease = store.prefetch(&cpu, &stream, &[3, 9]).unwrap();
+        assert_eq!(lease.slots(&[3, 9]), [3, 9]);
         assert_eq!(DeviceBuffer::len(store.weights()), 40);
     }
 

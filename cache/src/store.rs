@@ -261,6 +261,15 @@ pub(crate) enum Held {
     Wanted(Wanted),
 }
 
+impl Held {
+    fn len(&self) -> usize {
+        match self {
+            Self::Identity { rows, .. } => *rows,
+            Self::Wanted(wanted) => wanted.rows().len(),
+        }
+    }
+}
+
 /// Rows that are wanted, and copies of those that were not in the device tier. Dropping it lets
 /// go of them.
 #[derive(Debug)]
@@ -271,10 +280,7 @@ impl Fetched {
     /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
-        match &self.0 {
-            Held::Identity { rows, .. } => *rows,
-            Held::Wanted(wanted) => wanted.rows().len(),
-        }
+        self.0.len()
     }
 
     /// Whether it holds no row.
@@ -293,10 +299,7 @@ impl Lease {
     /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
-        match &self.0 {
-            Held::Identity { rows, .. } => *rows,
-            Held::Wanted(wanted) => wanted.rows().len(),
-        }
+        self.0.len()
     }
 
     /// Whether it holds no row.

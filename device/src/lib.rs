@@ -11,11 +11,13 @@
 mod buffer;
 mod cpu;
 mod philox;
+mod prefetch;
 mod simd;
 
 pub use buffer::HostBuffer;
 pub use cpu::{Cpu, CpuEvent, CpuStream};
 pub use philox::{Philox, fnv1a, key_of_name};
+pub use prefetch::{prefetch_l1, prefetch_l2};
 pub use simd::Simd;
 
 /// Plain data that may cross to a device byte for byte.

@@ -4,11 +4,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{CacheError, Plane, RowLayout, RowStore, StoreStats};
+use tessera_cache::{CacheError, Plane, RowStore, StoreStats};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
-use crate::tiers::{Place, layout_of, open_store};
+use crate::tiers::{Place, open_store, places};
 use crate::{
     BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Lookup, LookupOps, Precision, Resolver, Result,
     Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, Tiers, UpdateStats,
@@ -45,30 +45,23 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         features: Vec<FeatureSpec>,
         seed: u64,
     ) -> Result<Self> {
-        let schema = Schema::new(tables, features, seed)?;
-        let places = vec![Place::Resident; schema.tables().len()];
-        Self::of_schema(device, stream, schema, &places)
+        Self::with_tiers(device, stream, tables, features, seed, None)
     }
 
-    /// As [`EmbeddingCollection::new`], with rows that move between the tiers that `tiers` bound.
-    /// Results are the same to the bit.
+    /// As [`EmbeddingCollection::new`], with rows that move between the tiers that `tiers` bound,
+    /// where they are given. Results are the same to the bit.
     ///
     /// Errors: as there; [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
-    pub fn tiered(
+    pub fn with_tiers(
         device: D,
         stream: &D::Stream,
         tables: Vec<TableSpec>,
         features: Vec<FeatureSpec>,
         seed: u64,
-        tiers: &Tiers,
+        tiers: Option<&Tiers>,
     ) -> Result<Self> {
         let schema = Schema::new(tables, features, seed)?;
-        let sizes: Vec<(&str, u64, RowLayout)> = schema
-            .tables()
-            .iter()
-            .map(|table| Ok((table.name.as_str(), table.rows, layout_of(table)?)))
-            .collect::<Result<_>>()?;
-        let places = tiers.places(&sizes)?;
+        let places = places(tiers, schema.tables())?;
         Self::of_schema(device, stream, schema, &places)
     }
 

@@ -92,10 +92,9 @@ impl<D: LookupOps> EmbeddingCollection<D> {
                 || self.device().numbers_of(stream, &lookup.staged, table, bags.clone());
             numbers.push(rows.as_ref().map(|_| numbers_of()).transpose()?);
         }
-        match self.lease(stream, &lookup.moving, &numbers) {
-            Ok(held) => {
-                let slots = Slots::new(&lookup.moving, &numbers, &held);
-                let reach = slots.reach(|_| 0..0);
+        match self.pass(stream, &lookup.moving, &numbers) {
+            Ok(pass) => {
+                let reach = pass.reach(|_| 0..0);
                 let staged = &lookup.staged;
                 self.device().forward(stream, &self.stores, &reach, staged, bags, out, stride)
             }
@@ -197,10 +196,9 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             if !first && numbers.iter().flatten().all(Vec::is_empty) {
                 return Ok(());
             }
-            let held = self.lease(stream, &lookup.moving, &numbers)?;
-            let slots = Slots::new(&lookup.moving, &numbers, &held);
+            let pass = self.pass(stream, &lookup.moving, &numbers)?;
             let schema = &self.resolver.schema;
-            let reach = slots.reach(|table| match &numbers[table] {
+            let reach = pass.reach(|table| match &numbers[table] {
                 Some(numbers) => {
                     let start = numbers.first().copied().unwrap_or(0);
                     start..start + numbers.len() as u64
@@ -211,7 +209,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             });
             work(&self.resolver.device, &mut self.stores, &reach)?;
             if writes {
-                self.commit(&held)?;
+                self.commit(&pass.held)?;
             }
             first = false;
         }
@@ -234,34 +232,54 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         stream: &D::Stream,
         moving: &Moving,
     ) -> Result<Option<Vec<Option<Lease>>>> {
-        let mut held = Vec::with_capacity(moving.len());
-        for (table, rows) in moving.iter().enumerate() {
-            let lease = rows.as_ref().map(|rows| self.prefetch(stream, table, rows)).transpose();
-            match lease {
-                Ok(lease) => held.push(lease),
-                Err(error) if exceeds_slots(&error) => return Ok(None),
-                Err(error) => return Err(error),
-            }
+        let rows: Vec<Option<&[u64]>> =
+            moving.iter().map(|rows| rows.as_ref().map(|rows| &rows[..])).collect();
+        match self.lease(stream, &rows) {
+            Ok(held) => Ok(Some(held)),
+            Err(error) if exceeds_slots(&error) => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(Some(held))
     }
 
     /// Brings rows of `moving`, by their numbers, to the device.
-    fn lease(
+    fn pass(
         &mut self,
         stream: &D::Stream,
         moving: &Moving,
         numbers: &[Option<Vec<u64>>],
-    ) -> Result<Vec<Option<Lease>>> {
-        let tables = moving.iter().zip(numbers).enumerate();
+    ) -> Result<Pass> {
+        let rows_of = |(rows, numbers): (&Option<Arc<Vec<u64>>>, &Option<Vec<u64>>)| {
+            let (rows, numbers) = (rows.as_ref()?, numbers.as_ref()?);
+            Some(numbers.iter().map(|&number| rows[number as usize]).collect())
+        };
+        let rows: Vec<Option<Vec<u64>>> = moving.iter().zip(numbers).map(rows_of).collect();
+        let held = self.lease(stream, &rows.iter().map(Option::as_deref).collect::<Vec<_>>())?;
+        let slots = (0..rows.len()).map(|table| {
+            let (all, numbers) = (moving[table].as_ref()?, numbers[table].as_ref()?);
+            let mut slots = vec![u64::MAX; all.len()];
+            let leased = held[table].as_ref()?.slots(rows[table].as_ref()?);
+            for (&number, &slot) in numbers.iter().zip(leased) {
+                slots[number as usize] = slot;
+            }
+            Some(slots)
+        });
+        let slots = slots.collect();
+        Ok(Pass { held, slots })
+    }
+
+    /// Brings rows of each table to the device.
+    fn lease(&mut self, stream: &D::Stream, rows: &[Option<&[u64]>]) -> Result<Vec<Option<Lease>>> {
+        // A table that can never hold its rows says so before any others are read.
+        for (table, rows) in rows.iter().enumerate() {
+            if let Some(rows) =
+                rows.filter(|rows| rows.len() as u64 > self.stores[table].capacity())
+            {
+                drop(self.prefetch(stream, table, rows)?);
+            }
+        }
+        let tables = rows.iter().enumerate();
         tables
-            .map(|(table, pair)| match pair {
-                (Some(rows), Some(numbers)) => {
-                    let rows: Vec<u64> = numbers.iter().map(|&n| rows[n as usize]).collect();
-                    self.prefetch(stream, table, &rows).map(Some)
-                }
-                _ => Ok(None),
-            })
+            .map(|(table, rows)| rows.map(|rows| self.prefetch(stream, table, rows)).transpose())
             .collect()
     }
 
@@ -285,31 +303,17 @@ impl<D: LookupOps> EmbeddingCollection<D> {
     }
 }
 
-/// Slots of some of a lookup's rows, by number; others have none.
-struct Slots(Vec<Option<Vec<u64>>>);
+/// Some of a lookup's rows in device memory.
+struct Pass {
+    held: Vec<Option<Lease>>,
+    /// The slot of each number of a table that is held; others have none.
+    slots: Vec<Option<Vec<u64>>>,
+}
 
-impl Slots {
-    /// Those of the rows `numbers`, which `held` holds.
-    fn new(moving: &Moving, numbers: &[Option<Vec<u64>>], held: &[Option<Lease>]) -> Self {
-        let tables = moving.iter().zip(numbers).zip(held);
-        Self(
-            tables
-                .map(|table| {
-                    let ((Some(rows), Some(numbers)), Some(lease)) = table else { return None };
-                    let these: Vec<u64> = numbers.iter().map(|&n| rows[n as usize]).collect();
-                    let mut slots = vec![u64::MAX; rows.len()];
-                    for (&number, &slot) in numbers.iter().zip(lease.slots(&these)) {
-                        slots[number as usize] = slot;
-                    }
-                    Some(slots)
-                })
-                .collect(),
-        )
-    }
-
+impl Pass {
     /// Reach of every table, with the rows that `rows` gives it.
     fn reach(&self, rows: impl Fn(usize) -> Range<u64>) -> Vec<Reach<'_>> {
-        let tables = self.0.iter().enumerate();
+        let tables = self.slots.iter().enumerate();
         tables.map(|(table, slots)| Reach { slots: slots.as_deref(), rows: rows(table) }).collect()
     }
 }

@@ -117,7 +117,7 @@ impl Tiers {
     /// Shares the memory between tables of so many rows and such layouts, given with their names.
     ///
     /// Errors: [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
-    pub(crate) fn places(&self, tables: &[(&str, u64, RowLayout)]) -> Result<Vec<Place>> {
+    fn places(&self, tables: &[(&str, u64, RowLayout)]) -> Result<Vec<Place>> {
         let sizes: Vec<(u64, RowLayout)> =
             tables.iter().map(|&(_, rows, layout)| (rows, layout)).collect();
         let Amounts { needs, device, below, host } = self.amounts(&sizes);
@@ -175,6 +175,19 @@ fn shares(needs: &[u64], budget: u64) -> Vec<u64> {
         left -= shares[i];
     }
     shares
+}
+
+/// What each of `tables` gets of `tiers`; without them all rows stay.
+///
+/// Errors: [`EmbeddingError::Spec`] when the tables do not fit all tiers together.
+pub(crate) fn places<'t>(
+    tiers: Option<&Tiers>,
+    tables: impl IntoIterator<Item = &'t TableSpec>,
+) -> Result<Vec<Place>> {
+    let tables = tables.into_iter();
+    let Some(tiers) = tiers else { return Ok(tables.map(|_| Place::Resident).collect()) };
+    let sizes = tables.map(|table| Ok((&table.name[..], table.rows, layout_of(table)?)));
+    tiers.places(&sizes.collect::<Result<Vec<_>>>()?)
 }
 
 /// Bytes of weights and of state a row of `table`.
@@ -256,8 +269,8 @@ fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Ar
     Ok(Arc::new(log))
 }
 
-/// Bytes of a record besides its planes, about.
-const RECORD_EXTRA_BYTES: u64 = 32;
+/// Bytes of a record on SSD besides its planes, about.
+pub(crate) const RECORD_EXTRA_BYTES: u64 = 32;
 
 /// Segments of a full log.
 const SEGMENTS: u64 = 64;

@@ -50,7 +50,7 @@ pub fn measure(
         policy: args.policy.policy(),
     };
     let mut resident = Tables::new(cpu, &large, args.seed)?;
-    let mut tiered = Tables::tiered(cpu, &large, args.seed, &tiers)?;
+    let mut tiered = Tables::with_tiers(cpu, &large, args.seed, Some(&tiers))?;
     {
         let mut work = Requests::new(&mut resident, &requests, Work::Lookup)?;
         work.check()?;

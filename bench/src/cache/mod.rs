@@ -26,10 +26,10 @@ use rayon::prelude::*;
 use tessera_cache::{RowLayout, TieredOptions};
 use tessera_device::Cpu;
 
-use crate::document::{Document, SCHEMA};
+use crate::document::Document;
 use crate::draw::{Law, Rng};
 use crate::knobs::TableKnobs;
-use crate::machine::{Machine, git_describe};
+use crate::machine::Machine;
 use crate::stats::median;
 use crate::tables::{self, Defaults};
 use crate::{BenchError, Result};
@@ -100,20 +100,17 @@ pub fn run(args: &CacheArgs) -> Result<Document<CachePoint>> {
     let precision = format!("{:?}", spec.precision).to_lowercase();
     let (rows, dim, host, alpha) = (args.rows, args.dim, args.host_bytes, args.alpha);
     let policy = format!("{:?}", args.policy).to_lowercase();
-    Ok(Document {
-        schema: SCHEMA.into(),
-        command: COMMAND.into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        git: git_describe(),
+    Ok(Document::new(
+        COMMAND,
         machine,
-        knobs: serde_json::to_value(args).expect("knobs have string keys only"),
-        subject: format!(
+        args,
+        format!(
             "{rows} rows, dim {dim}, {precision}, {optimizer}, alpha {alpha}, batch {} x {}, host \
              {host}, {policy}, {reader}",
             args.batch, args.pooling
         ),
         points,
-    })
+    ))
 }
 
 /// What all fetches share.

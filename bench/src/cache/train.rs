@@ -25,10 +25,10 @@ use tessera_embedding::{ColdTier, Tiers};
 use super::disk::Pages;
 use super::knobs::TiersArgs;
 use super::point::Shares;
-use crate::document::{Document, Figures, SCHEMA};
+use crate::document::{Document, Figures};
 use crate::draw::Law;
 use crate::knobs::{DenseOptimizerKnob, Hots, OutputKnobs, RunKnobs, StepArgs, TableKnobs};
-use crate::machine::{Machine, git_describe};
+use crate::machine::Machine;
 use crate::report::{Curve, plot};
 use crate::requests::{Draw, Drawer};
 use crate::stats::{LatencyMs, tail_curve};
@@ -248,14 +248,11 @@ pub fn run(args: &TiersArgs) -> Result<Document<TrainPoint>> {
     let points = points(&tiered, resident.as_ref(), device + host)?;
     let (number, rows, dim, alpha) = (args.tables, args.rows, args.dim, args.alpha);
     let (batch, optimizer) = (args.batch, tables[0].spec.optimizer.name());
-    Ok(Document {
-        schema: SCHEMA.into(),
-        command: COMMAND.into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        git: git_describe(),
+    Ok(Document::new(
+        COMMAND,
         machine,
-        knobs: serde_json::to_value(args).expect("knobs have string keys only"),
-        subject: format!(
+        args,
+        format!(
             "{number} tables x {rows} rows, dim {dim}, {optimizer}, {:.2} GB; alpha {alpha}, batch \
              {batch}; device {}, host {}",
             bytes as f64 / 1e9,
@@ -263,7 +260,7 @@ pub fn run(args: &TiersArgs) -> Result<Document<TrainPoint>> {
             args.host_bytes
         ),
         points,
-    })
+    ))
 }
 
 /// The points of both models.

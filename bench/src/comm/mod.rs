@@ -20,8 +20,8 @@ use std::num::NonZeroUsize;
 use tessera_comm::{CommError, Communicator, LaunchEnv, Options, threads};
 use tessera_device::Cpu;
 
-use crate::document::{Document, SCHEMA};
-use crate::machine::{Machine, git_describe};
+use crate::document::Document;
+use crate::machine::Machine;
 use crate::{BenchError, Result};
 use knobs::{Backend, CommArgs};
 use measure::{Repeat, copy_gb_per_s, repeat};
@@ -116,16 +116,7 @@ fn document(args: &CommArgs, subject: String, findings: Findings) -> Result<Docu
     if let (Some(path), Some(topology)) = (&args.topology, &findings.topology) {
         topology.write(path)?;
     }
-    Ok(Document {
-        schema: SCHEMA.into(),
-        command: COMMAND.into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        git: git_describe(),
-        machine: findings.machine,
-        knobs: serde_json::to_value(args).expect("knobs have string keys only"),
-        subject,
-        points: findings.points,
-    })
+    Ok(Document::new(COMMAND, findings.machine, args, subject, findings.points))
 }
 
 /// Operations and their sizes, in order: a barrier has none, a codec needs a row.

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use tessera_device::prefetch_l2;
+
 /// The rows of a plane, (slots, width), of which different owners may each write their own.
 #[derive(Debug)]
 pub(crate) struct RawRows<'a, T> {
@@ -82,28 +84,16 @@ pub(crate) fn prefetch<T>(start: *const T, count: usize) {
     // border may end in one line more.
     let mut at = 0;
     while at < bytes {
-        prefetch_line(start.wrapping_add(at));
+        prefetch_l2(start.wrapping_add(at));
         at += LINE_BYTES;
     }
     if start as usize % LINE_BYTES + bytes > at {
-        prefetch_line(start.wrapping_add(bytes.wrapping_sub(1)));
+        prefetch_l2(start.wrapping_add(bytes.wrapping_sub(1)));
     }
 }
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
-
-#[inline(always)]
-fn prefetch_line(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing and faults on no address; SSE is part of x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
 
 #[cfg(test)]
 mod tests {

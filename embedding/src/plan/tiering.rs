@@ -15,6 +15,7 @@ use tessera_cache::{Policy, RowLayout, slot_bytes};
 
 use super::{MissCurve, Planned, TableLoad};
 use crate::Tiers;
+use crate::tiers::RECORD_EXTRA_BYTES;
 
 /// Shares of a table's rows that its curve is told at besides powers of two, in percent.
 pub const CURVE_PERCENTS: [u64; 6] = [1, 2, 5, 10, 20, 50];
@@ -24,9 +25,6 @@ const WANTED: [f64; 3] = [0.9, 0.95, 0.99];
 
 /// What an SSD reads at once.
 const BLOCK_BYTES: u64 = 4096;
-
-/// Bytes that a row takes on an SSD besides its own, about.
-const RECORD_EXTRA_BYTES: u64 = 32;
 
 /// What tiers are advised from.
 #[derive(Clone, Debug)]

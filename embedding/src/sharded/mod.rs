@@ -35,7 +35,7 @@ use tessera_device::DeviceBuffer;
 
 use crate::plan::{Plan, Route};
 use crate::resolve::check;
-use crate::tiers::{Place, layout_of};
+use crate::tiers::places;
 use crate::{
     BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, HostLookup, Init, Lookup,
     LookupOps, Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableSpec, Tiers,
@@ -226,14 +226,7 @@ impl<D: LookupOps> ShardedCollection<D> {
                 Schema::of_shard(&schema.tables()[piece.table], rows, columns, seed)
             })
             .collect::<Result<Vec<Schema>>>()?;
-        let places = match tiers {
-            None => vec![Place::Resident; parts.len()],
-            Some(tiers) => {
-                let specs = parts.iter().map(|part| &part.tables()[0]);
-                let sizes = specs.map(|spec| Ok((&spec.name[..], spec.rows, layout_of(spec)?)));
-                tiers.places(&sizes.collect::<Result<Vec<_>>>()?)?
-            }
-        };
+        let places = places(tiers, parts.iter().flat_map(Schema::tables))?;
         let held = pieces
             .iter()
             .zip(parts)

@@ -118,11 +118,8 @@ pub fn on_one_rank_with(case: &Case, tiers: Option<&Tiers>) -> Outcome {
     let cpu = Cpu::new(NonZeroUsize::new(2)).unwrap();
     let stream = cpu.stream().unwrap();
     let (tables, features, device) = (case.tables.clone(), case.features.clone(), cpu.clone());
-    let all = match tiers {
-        None => EmbeddingCollection::new(device, &stream, tables, features, SEED),
-        Some(tiers) => EmbeddingCollection::tiered(device, &stream, tables, features, SEED, tiers),
-    };
-    let mut all = all.unwrap();
+    let mut all =
+        EmbeddingCollection::with_tiers(device, &stream, tables, features, SEED, tiers).unwrap();
     let mut outcome = Outcome {
         pooled: vec![],
         weights: vec![],

@@ -117,7 +117,8 @@ fn a_sample_that_fits_no_pass_and_tables_that_fit_no_tier_are_named() {
     };
     let make = |tiers: &Tiers| {
         let (tables, features) = (case.tables.clone(), case.features.clone());
-        EmbeddingCollection::tiered(cpu.clone(), &stream, tables, features, SEED, tiers)
+        let (cpu, tiers) = (cpu.clone(), Some(tiers));
+        EmbeddingCollection::with_tiers(cpu, &stream, tables, features, SEED, tiers)
     };
     let error = make(&tiers(7_500, Some(100))).unwrap_err().to_string();
     assert!(error.contains("the host tier has 100"), "{error}");

@@ -192,7 +192,8 @@ fn tiers_in_training_hit_as_foretold() {
         };
         let feature = FeatureSpec { name: "f".into(), table: 0, column: 0 };
         let (tables, features) = (vec![table], vec![feature]);
-        let made = EmbeddingCollection::tiered(cpu.clone(), &stream, tables, features, 1, &tiers);
+        let (cpu, tiers) = (cpu.clone(), Some(&tiers));
+        let made = EmbeddingCollection::with_tiers(cpu, &stream, tables, features, 1, tiers);
         let mut tables = made.unwrap();
         for (step, batch) in (1..).zip(&batches) {
             let ids: Vec<RawId> = batch.iter().copied().map(RawId).collect();
