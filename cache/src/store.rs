@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tessera_device::Device;
 
 use crate::tiered::{Shared, Wanted};
-use crate::{CacheError, ColdStats, Plane, Result, RowLayout};
+use crate::{CacheError, ColdStats, Plane, Planes, Result, RowLayout};
 
 /// Rows of fixed width, wherever they are, of which kernels see those that a lease holds.
 ///
@@ -97,8 +97,8 @@ pub trait RowStore<D: Device>: Send + Sync + Debug {
         bytes: &mut [u8],
     ) -> Result<()>;
 
-    /// Copies `bytes`, (rows, bytes a row), over a plane of a range of rows. Who fills both
-    /// planes of many rows does it range by range, each of a few thousand rows.
+    /// Copies `bytes`, (rows, bytes a row), over a plane of a range of rows. Who fills both planes
+    /// uses [`RowStore::write_rows`].
     ///
     /// Errors: as [`RowStore::read`].
     fn write(
@@ -109,6 +109,21 @@ pub trait RowStore<D: Device>: Send + Sync + Debug {
         rows: Range<u64>,
         bytes: &[u8],
     ) -> Result<()>;
+
+    /// [`RowStore::write`] of both planes of a range of rows: a row that has no room in memory
+    /// goes below once, and nothing is read.
+    ///
+    /// Errors: as [`RowStore::read`].
+    fn write_rows(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: Range<u64>,
+        planes: Planes<'_>,
+    ) -> Result<()> {
+        self.write(device, stream, Plane::Weights, rows.clone(), planes.weights)?;
+        self.write(device, stream, Plane::State, rows, planes.state)
+    }
 
     /// Writes all rows that differ from the cold tier to it, and makes that outlive a crash.
     /// Nothing to do without a cold tier.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::format::{Geometry, Kind, decode};
 use super::inner::{Inner, read};
 use super::places::Place;
-use super::read::Wanted;
+use super::read::{SegmentReader, Wanted};
 use super::segment::Segment;
 use crate::{CacheError, PlanesMut, Result};
 
@@ -43,6 +43,25 @@ pub(crate) fn get(
             places.push((place, index));
         }
     }
+    let (read, bytes) = read_places(&*inner.reader, geometry, places, &segments, rows, to)?;
+    taken += read;
+    // A row that the index has and nobody handed over must not pass for one that was read.
+    assert_eq!(taken, found.iter().filter(|&&found| found).count(), "rows read");
+    inner.counters.rows_read.add(taken as u64);
+    inner.counters.get_bytes.add(bytes);
+    Ok(())
+}
+
+/// Copies the records at `places`, each with its position among `rows`, from their segments; gives
+/// how many there were and the bytes read.
+pub(crate) fn read_places(
+    reader: &dyn SegmentReader,
+    geometry: &Geometry,
+    mut places: Vec<(Place, usize)>,
+    segments: &HashMap<u32, Arc<Segment>>,
+    rows: &[u64],
+    to: &mut PlanesMut<'_>,
+) -> Result<(usize, u64)> {
     places.sort_unstable();
     let wanted: Vec<Wanted<'_>> = places
         .iter()
@@ -51,17 +70,14 @@ pub(crate) fn get(
             Some(Wanted { segment, slot: place.slot(), index })
         })
         .collect();
-    let bytes = inner.reader.read(geometry, &wanted, &mut |wanted, bytes| {
+    let mut taken = 0;
+    let bytes = reader.read(geometry, &wanted, &mut |wanted, bytes| {
         check(geometry, wanted, rows[wanted.index], bytes)?;
         copy(geometry, bytes, wanted.index, to);
         taken += 1;
         Ok(())
     })?;
-    // A row that the index has and nobody handed over must not pass for one that was read.
-    assert_eq!(taken, found.iter().filter(|&&found| found).count(), "rows read");
-    inner.counters.rows_read.add(taken as u64);
-    inner.counters.get_bytes.add(bytes);
-    Ok(())
+    Ok((taken, bytes))
 }
 
 /// The record must be sound and the row's.

@@ -24,6 +24,7 @@ mod compact;
 pub mod files;
 mod format;
 mod get;
+mod image;
 mod inner;
 mod options;
 mod places;
@@ -39,6 +40,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::thread::JoinHandle;
 
+pub use image::{Image, check_file};
 pub use options::{Compaction, Options};
 pub use read::Reader;
 pub use snapshot::{SegmentFile, Snapshot};
@@ -207,6 +209,19 @@ impl SsdLog {
     /// Errors: as [`SsdLog::snapshot`].
     pub fn snapshot_since(&self, base: &Snapshot, into: &Path) -> Result<Snapshot> {
         snapshot::snapshot(&self.inner, into, Some(base))
+    }
+
+    /// [`SsdLog::snapshot_since`] whose caller keeps the files its own way: `keep` is called with
+    /// each file that `base` does not have, and its path. Until this returns no file is deleted,
+    /// and what was linked never changes.
+    ///
+    /// Errors: as [`ColdRows::put`], and what `keep` says.
+    pub fn snapshot_by<E: From<CacheError>>(
+        &self,
+        base: Option<&Snapshot>,
+        keep: impl FnMut(&SegmentFile, &Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Snapshot, E> {
+        snapshot::snapshot_by(&self.inner, base, keep)
     }
 
     /// Compacts now, at full speed, until the live share holds; gives the segments deleted.

@@ -74,26 +74,8 @@ impl Opener<'_> {
     }
 
     fn header(&self, path: &Path, number: u32) -> Result<Header> {
-        let damaged = |fault: &str| CacheError::Damaged {
-            path: path.to_owned(),
-            offset: 0,
-            id: 0,
-            fault: fault.to_owned(),
-        };
         let file = self.files.open(path).map_err(failed("open", path))?;
-        if file.size().map_err(failed("measure", path))? < PAGE {
-            return Err(damaged("it is shorter than its header"));
-        }
-        let mut page = vec![0; PAGE as usize];
-        read_exact(&*file, &mut page, 0).map_err(failed("read", path))?;
-        match Header::decode(&page, self.tag, self.geometry) {
-            Ok(header) if header.number == number => Ok(header),
-            Ok(_) => Err(damaged("it was renamed: its header has another number")),
-            Err(HeaderFault::Damaged(fault)) => Err(damaged(fault)),
-            Err(HeaderFault::Other { what, found, expected }) => {
-                Err(CacheError::OtherLog { path: path.to_owned(), what, found, expected })
-            }
-        }
+        read_header(&*file, path, self.tag, self.geometry, number)
     }
 
     /// Replays a segment; gives its largest version, or `None` if nothing was left of it.
@@ -140,6 +122,61 @@ impl Opener<'_> {
         let seal = Seal { records, bytes, content, last_version };
         state.held.insert(header.number, Held { segment, seal, live: Live::default() });
         Ok(Some(last_version))
+    }
+}
+
+/// Replays a segment that must be sealed, in a file of `size` bytes that nobody changes.
+pub(crate) fn replay_sealed(
+    places: &mut Places,
+    header: Header,
+    file: &dyn super::files::LogFile,
+    path: &Path,
+    geometry: &Geometry,
+    size: u64,
+) -> Result<Seal> {
+    let mut replay = Replay::new(header, path, geometry);
+    scan(file, path, geometry, header.seed(), geometry.slots_in(size), |records| {
+        records.iter().try_for_each(|scanned| replay.next(places, scanned))
+    })?;
+    if let Some(damage) = replay.torn.take() {
+        return Err(damage);
+    }
+    if !replay.sealed {
+        return Err(replay.fault(replay.records, 0, "it ends without its seal"));
+    }
+    if size != replay.file_bytes() {
+        return Err(replay.fault(replay.records, 0, "its length is not that of its seal"));
+    }
+    let (records, last_version) = (replay.records, replay.last_version);
+    Ok(Seal { records, bytes: size, content: replay.content.finalize(), last_version })
+}
+
+/// The header of a segment file, which must be of this table, geometry and number.
+pub(crate) fn read_header(
+    file: &dyn super::files::LogFile,
+    path: &Path,
+    tag: u64,
+    geometry: &Geometry,
+    number: u32,
+) -> Result<Header> {
+    let damaged = |fault: &str| CacheError::Damaged {
+        path: path.to_owned(),
+        offset: 0,
+        id: 0,
+        fault: fault.to_owned(),
+    };
+    if file.size().map_err(failed("measure", path))? < PAGE {
+        return Err(damaged("it is shorter than its header"));
+    }
+    let mut page = vec![0; PAGE as usize];
+    read_exact(file, &mut page, 0).map_err(failed("read", path))?;
+    match Header::decode(&page, tag, geometry) {
+        Ok(header) if header.number == number => Ok(header),
+        Ok(_) => Err(damaged("it was renamed: its header has another number")),
+        Err(HeaderFault::Damaged(fault)) => Err(damaged(fault)),
+        Err(HeaderFault::Other { what, found, expected }) => {
+            Err(CacheError::OtherLog { path: path.to_owned(), what, found, expected })
+        }
     }
 }
 

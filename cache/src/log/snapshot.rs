@@ -5,8 +5,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::files::{Files, LogFile, read_exact, write_all};
+use super::format::Header;
 use super::inner::{Inner, lock, read};
-use super::segment::{Seal, Segment, failed, file_name, number_of, order};
+use super::segment::{Seal, failed, file_name, number_of, order};
 use super::state::State;
 use crate::{CacheError, Result};
 
@@ -58,7 +59,7 @@ impl Snapshot {
         for file in &self.files {
             let held = number_of(&file.name).and_then(|number| state.held.get(&number));
             let held = held.ok_or_else(|| fault(&file.name, "it is not among the segments"))?;
-            if entry(&held.segment, &held.seal) != *file {
+            if entry(&held.segment.header, &held.seal) != *file {
                 return Err(fault(&file.name, "it is not the file that the snapshot lists"));
             }
         }
@@ -76,23 +77,28 @@ impl Snapshot {
     }
 }
 
-fn fault(file: &str, fault: &str) -> CacheError {
+pub(crate) fn fault(file: &str, fault: &str) -> CacheError {
     CacheError::Snapshot { file: file.to_owned(), fault: fault.to_owned() }
 }
 
-fn entry(segment: &Segment, seal: &Seal) -> SegmentFile {
+/// What a snapshot says of a sealed segment.
+pub(crate) fn entry(header: &Header, seal: &Seal) -> SegmentFile {
     SegmentFile {
-        name: file_name(segment.header.number),
+        name: file_name(header.number),
         bytes: seal.bytes,
         records: seal.records,
         checksum: seal.content,
-        base_version: segment.header.base,
+        base_version: header.base,
         last_version: seal.last_version,
     }
 }
 
-/// Seals what is open and links all segments that `base` lacks into a directory.
-pub(crate) fn snapshot(inner: &Inner, into: &Path, base: Option<&Snapshot>) -> Result<Snapshot> {
+/// Seals what is open and hands each segment that `base` lacks to `keep`, with its path.
+pub(crate) fn snapshot_by<E: From<CacheError>>(
+    inner: &Inner,
+    base: Option<&Snapshot>,
+    mut keep: impl FnMut(&SegmentFile, &Path) -> std::result::Result<(), E>,
+) -> std::result::Result<Snapshot, E> {
     // While they are linked no file is deleted.
     let _still = lock(&inner.deleting);
     let snapshot = inner.change("snapshot", |writer| {
@@ -105,16 +111,25 @@ pub(crate) fn snapshot(inner: &Inner, into: &Path, base: Option<&Snapshot>) -> R
             weight_bytes: inner.geometry.layout.weight_bytes as u64,
             state_bytes: inner.geometry.layout.state_bytes as u64,
             rows: state.rows,
-            files: segments.iter().map(|held| entry(&held.segment, &held.seal)).collect(),
+            files: segments.iter().map(|held| entry(&held.segment.header, &held.seal)).collect(),
         })
     })?;
-    let files = &*inner.files;
-    files.create_dir(into).map_err(failed("create", into))?;
     for file in &snapshot.files {
         if base.is_none_or(|base| !base.files.contains(file)) {
-            link_or_copy(files, &inner.dir.join(&file.name), &into.join(&file.name), file.bytes)?;
+            keep(file, &inner.dir.join(&file.name))?;
         }
     }
+    Ok(snapshot)
+}
+
+/// [`snapshot_by`] that links the segments into a directory.
+pub(crate) fn snapshot(inner: &Inner, into: &Path, base: Option<&Snapshot>) -> Result<Snapshot> {
+    let files = &*inner.files;
+    files.create_dir(into).map_err(failed("create", into))?;
+    let link = |file: &SegmentFile, path: &Path| {
+        link_or_copy(files, path, &into.join(&file.name), file.bytes)
+    };
+    let snapshot: Snapshot = snapshot_by::<CacheError>(inner, base, link)?;
     files.sync_dir(into).map_err(failed("sync", into))?;
     Ok(snapshot)
 }

@@ -135,25 +135,30 @@ impl<D: RowOps> Tiered<D> {
         Ok(())
     }
 
-    /// See [`RowStore::write`](crate::RowStore::write). Rows that are in no tier of memory come
-    /// into the host tier, so that a write of their other plane finds them there.
+    /// See [`RowStore::write`](crate::RowStore::write) and
+    /// [`RowStore::write_rows`](crate::RowStore::write_rows). Rows that are in no tier of memory
+    /// come into the host tier as far as it has room, so that a write of their other plane finds
+    /// them there.
     pub(super) fn write_range(
         &mut self,
         device: &D,
         stream: &D::Stream,
-        plane: Plane,
         rows: Range<u64>,
-        bytes: &[u8],
+        given: Given<'_>,
     ) -> Result<()> {
-        let row_bytes = self.shared.layout.row_bytes(plane);
-        check_range("write", self.shared.rows(), self.shared.layout, plane, &rows, bytes.len())?;
+        let layout = self.shared.layout;
+        for (plane, bytes) in given.planes() {
+            check_range("write", self.shared.rows(), layout, plane, &rows, bytes.len())?;
+        }
         drop(self.shared.state()?);
-        if row_bytes == 0 {
+        if given.planes().all(|(plane, _)| layout.row_bytes(plane) == 0) {
             return Ok(());
         }
         let mut written = Ok(());
-        for part in chunks(rows, self.shared.chunk_rows(), row_bytes) {
-            written = self.write_chunk(device, stream, plane, part.rows, &bytes[part.bytes]);
+        let start = rows.start;
+        for part in chunks(rows, self.shared.chunk_rows(), 1) {
+            let of_part = given.rows(layout, part.rows.start - start..part.rows.end - start);
+            written = self.write_chunk(device, stream, part.rows, of_part);
             if written.is_err() {
                 break;
             }
@@ -167,29 +172,29 @@ impl<D: RowOps> Tiered<D> {
         &mut self,
         device: &D,
         stream: &D::Stream,
-        plane: Plane,
         rows: Range<u64>,
-        bytes: &[u8],
+        given: Given<'_>,
     ) -> Result<()> {
         let shared = &*self.shared;
-        let row_bytes = shared.layout.row_bytes(plane);
         let chunk = Chunk::new(shared, rows)?;
-        let mut scattered = Vec::with_capacity(chunk.slots.len() * row_bytes);
-        for &i in &chunk.in_device {
-            scattered.extend_from_slice(nth(bytes, i, row_bytes));
+        for (plane, bytes) in given.planes() {
+            let row_bytes = shared.layout.row_bytes(plane);
+            let mut scattered = Vec::with_capacity(chunk.slots.len() * row_bytes);
+            for &i in &chunk.in_device {
+                scattered.extend_from_slice(nth(bytes, i, row_bytes));
+            }
+            let buffer = match plane {
+                Plane::Weights => &mut self.weights,
+                Plane::State => &mut self.state,
+            };
+            device
+                .scatter_rows(stream, &scattered, &chunk.slots, row_bytes, buffer)
+                .map_err(|error| shared.poison("copy rows to the device", error))?;
+            let mut host = shared.host_mut();
+            for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
+                host.row_mut(plane, slot).copy_from_slice(nth(bytes, i, row_bytes));
+            }
         }
-        let buffer = match plane {
-            Plane::Weights => &mut self.weights,
-            Plane::State => &mut self.state,
-        };
-        device
-            .scatter_rows(stream, &scattered, &chunk.slots, row_bytes, buffer)
-            .map_err(|error| shared.poison("copy rows to the device", error))?;
-        let mut host = shared.host_mut();
-        for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
-            host.row_mut(plane, slot).copy_from_slice(nth(bytes, i, row_bytes));
-        }
-        drop(host);
         let mut state = shared.lock();
         for &slot in &chunk.slots {
             state.device.flag(slot, DIRTY, 0);
@@ -198,39 +203,35 @@ impl<D: RowOps> Tiered<D> {
             state.host.flag(slot, DIRTY, 0);
         }
         drop(state);
-        self.write_below(plane, &chunk, bytes)
+        self.write_below(&chunk, given)
     }
 
     /// Writes the rows of a chunk that are in no tier of memory: into the host tier as far as it
     /// has room, into the cold tier otherwise.
-    fn write_below(&mut self, plane: Plane, chunk: &Chunk, bytes: &[u8]) -> Result<()> {
+    fn write_below(&mut self, chunk: &Chunk, given: Given<'_>) -> Result<()> {
         let shared = &*self.shared;
-        let RowLayout { weight_bytes, state_bytes } = shared.layout;
-        let (row_bytes, other_bytes) = match plane {
-            Plane::Weights => (weight_bytes, state_bytes),
-            Plane::State => (state_bytes, weight_bytes),
-        };
+        let layout = shared.layout;
         let below = chunk.rows_below();
         let count = below.len();
         let block = &mut self.leaving;
-        block.reserve(shared.layout, count);
-        // The other plane keeps what it has.
-        let order = if other_bytes == 0 {
+        block.reserve(layout, count);
+        // A plane that is not given keeps what it has.
+        let order = if given.is_whole(layout) {
             (0..count).collect()
         } else {
-            shared.read_below(&below, |rows| block.rows_mut(shared.layout, 0..rows))?.order
+            shared.read_below(&below, |rows| block.rows_mut(layout, 0..rows))?.order
         };
-        let planes = block.rows_mut(shared.layout, 0..count);
-        let to = match plane {
-            Plane::Weights => planes.weights,
-            Plane::State => planes.state,
-        };
-        for (to, &i) in to.chunks_exact_mut(row_bytes).zip(&order) {
-            to.copy_from_slice(nth(bytes, chunk.absent.below[i], row_bytes));
+        let planes = block.rows_mut(layout, 0..count);
+        for (to, plane) in [(planes.weights, Plane::Weights), (planes.state, Plane::State)] {
+            let Some(bytes) = given.get(plane) else { continue };
+            let row_bytes = layout.row_bytes(plane);
+            for (to, &i) in to.chunks_exact_mut(row_bytes.max(1)).zip(&order) {
+                to.copy_from_slice(nth(bytes, chunk.absent.below[i], row_bytes));
+            }
         }
         let rows: Vec<u64> = order.iter().map(|&i| below[i]).collect();
         let kept = make_room(shared, count as u64, 0)?.min(count as u64) as usize;
-        put(shared, &rows[kept..], block.rows(shared.layout, kept..count))?;
+        put(shared, &rows[kept..], block.rows(layout, kept..count))?;
         let mut guard = shared.lock();
         let state = &mut *guard;
         let mut host = shared.host_mut();
@@ -239,8 +240,46 @@ impl<D: RowOps> Tiered<D> {
             .inspect_err(|error| state.poison("move rows between tiers", &error.to_string()))?;
         state.host.stats.bytes_in += kept as u64 * shared.row_bytes();
         drop(guard);
-        host.copy_in(&slots, block.rows(shared.layout, 0..kept));
+        host.copy_in(&slots, block.rows(layout, 0..kept));
         Ok(())
+    }
+}
+
+/// Planes of some rows, one of them or both, to be written.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) weights: Option<&'a [u8]>,
+    pub(super) state: Option<&'a [u8]>,
+}
+
+impl<'a> Given<'a> {
+    fn get(self, plane: Plane) -> Option<&'a [u8]> {
+        match plane {
+            Plane::Weights => self.weights,
+            Plane::State => self.state,
+        }
+    }
+
+    /// The planes that are given.
+    fn planes(self) -> impl Iterator<Item = (Plane, &'a [u8])> {
+        let of = move |plane| self.get(plane).map(|bytes| (plane, bytes));
+        [Plane::Weights, Plane::State].into_iter().filter_map(of)
+    }
+
+    /// Whether all bytes of a row are given.
+    fn is_whole(self, layout: RowLayout) -> bool {
+        let is_given = |plane| self.get(plane).is_some() || layout.row_bytes(plane) == 0;
+        [Plane::Weights, Plane::State].into_iter().all(is_given)
+    }
+
+    /// Some of the rows, counted from the first.
+    fn rows(self, layout: RowLayout, rows: Range<u64>) -> Self {
+        let of = |plane| {
+            let width = layout.row_bytes(plane);
+            let bytes = rows.start as usize * width..rows.end as usize * width;
+            self.get(plane).map(|all: &[u8]| &all[bytes])
+        };
+        Self { weights: of(Plane::Weights), state: of(Plane::State) }
     }
 }
 

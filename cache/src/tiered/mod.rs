@@ -40,11 +40,13 @@ pub use policy::Policy;
 pub(crate) use shared::Shared;
 pub(crate) use wanted::Wanted;
 
+use logical::Given;
+
 use crate::index::Index;
 use crate::store::{FetcherKind, Held};
 use crate::{
-    CacheError, ColdRows, Fetched, Fetcher, Lease, Plane, PlanesMut, Result, RowLayout, RowOps,
-    RowStore, StoreStats,
+    CacheError, ColdRows, Fetched, Fetcher, Lease, Plane, Planes, PlanesMut, Result, RowLayout,
+    RowOps, RowStore, StoreStats,
 };
 
 /// Writes the first values of rows, (rows) in any order, into planes that are zero. A function of
@@ -222,7 +224,22 @@ impl<D: RowOps> RowStore<D> for Tiered<D> {
         rows: Range<u64>,
         bytes: &[u8],
     ) -> Result<()> {
-        self.write_range(device, stream, plane, rows, bytes)
+        let given = match plane {
+            Plane::Weights => Given { weights: Some(bytes), state: None },
+            Plane::State => Given { weights: None, state: Some(bytes) },
+        };
+        self.write_range(device, stream, rows, given)
+    }
+
+    fn write_rows(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: Range<u64>,
+        planes: Planes<'_>,
+    ) -> Result<()> {
+        let given = Given { weights: Some(planes.weights), state: Some(planes.state) };
+        self.write_range(device, stream, rows, given)
     }
 
     fn flush(&mut self, device: &D, stream: &D::Stream) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Random calls on stores of any sizes, against a model that keeps every row in a map.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
 use tessera_cache::{CacheError, Fetched, Lease, Plane, Policy, Resident, RowLayout, RowStore};
@@ -19,6 +20,7 @@ enum Call {
     DropFetched(usize),
     Read(Plane, u64, u64),
     Write(Plane, u64, u64),
+    WriteRows(u64, u64),
     Hint(BTreeSet<u64>, u32),
     Flush,
 }
@@ -38,6 +40,7 @@ fn call() -> impl Strategy<Value = Call> {
         1 => any::<usize>().prop_map(Call::DropFetched),
         1 => (plane(), 0..=ROWS, 0..=ROWS).prop_map(|(p, a, b)| Call::Read(p, a.min(b), a.max(b))),
         2 => (plane(), 0..=ROWS, 0..=ROWS).prop_map(|(p, a, b)| Call::Write(p, a.min(b), a.max(b))),
+        2 => (0..=ROWS, 0..=ROWS).prop_map(|(a, b)| Call::WriteRows(a.min(b), a.max(b))),
         1 => (some(), 0u32..6).prop_map(|(rows, ahead)| Call::Hint(rows, ahead)),
         1 => Just(Call::Flush),
     ]
@@ -112,6 +115,7 @@ fn run(world: &mut World, held: &mut Held, call: Call) {
         }
         Call::Read(plane, start, end) => world.read(plane, start..end),
         Call::Write(plane, start, end) => world.write(plane, start..end).unwrap(),
+        Call::WriteRows(start, end) => world.write_rows(start..end).unwrap(),
         Call::Hint(rows, ahead) => {
             world.store.hint_next_use(&rows.into_iter().collect::<Vec<_>>(), ahead);
         }
@@ -195,6 +199,20 @@ fn a_resident_store_is_a_row_store() {
     // A lease of more rows than another store has.
     let mut smaller = Resident::new(&cpu, 5, LAYOUT).unwrap();
     assert!(matches!(smaller.commit(&lease), Err(CacheError::Foreign { operation: "commit" })));
+}
+
+/// Whoever loads a checkpoint writes both planes of every row.
+#[test]
+fn rows_written_whole_go_below_once_and_nothing_is_read() {
+    let mut world =
+        World::new(Sizes { rows: 40, device: 4, host: 3, cold: true, policy: Policy::Lru });
+    world.write_rows(0..40).unwrap();
+    let cold = world.cold.clone().unwrap();
+    assert_eq!(cold.puts.load(Relaxed), 37, "three are in the host tier");
+    world.flush();
+    assert_eq!(cold.puts.load(Relaxed), 40);
+    assert_eq!(cold.gets.load(Relaxed), 0);
+    world.check_at_rest();
 }
 
 #[test]

@@ -232,6 +232,20 @@ impl World {
         Ok(())
     }
 
+    /// Writes new bytes to both planes of a range.
+    pub fn write_rows(&mut self, rows: Range<u64>) -> Result<()> {
+        let version = self.next_version;
+        self.next_version += 1;
+        let bytes = |plane| -> Vec<u8> {
+            rows.clone().flat_map(|row| bytes_of(LAYOUT, plane, row, version)).collect()
+        };
+        let (weights, state) = (bytes(Plane::Weights), bytes(Plane::State));
+        let planes = Planes { weights: &weights, state: &state };
+        self.store.write_rows(&self.cpu, &self.stream, rows.clone(), planes)?;
+        self.versions.extend(rows.map(|row| (row, [version; 2])));
+        Ok(())
+    }
+
     /// Reads a plane of a range and holds it against the model.
     pub fn read(&self, plane: Plane, rows: Range<u64>) {
         let mut bytes = vec![0xEE; (rows.end - rows.start) as usize * LAYOUT.row_bytes(plane)];

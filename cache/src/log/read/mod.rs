@@ -84,6 +84,11 @@ pub(crate) trait SegmentReader: std::fmt::Debug + Send + Sync {
     fn read(&self, geometry: &Geometry, wanted: &[Wanted<'_>], take: &mut Take<'_>) -> Result<u64>;
 }
 
+/// The reader for files that no log owns.
+pub(crate) fn mapped() -> Box<dyn SegmentReader> {
+    Box::new(mapped::Mapped { name: "mmap" })
+}
+
 /// Chooses the reader for a directory that is locked by its owner.
 pub(crate) fn choose(
     reader: Reader,
