@@ -40,6 +40,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A stage of the training pipeline failed for a reason of its own.
+    #[error("pipeline: stage {stage} failed: {reason}")]
+    Stage {
+        /// The stage.
+        stage: &'static str,
+        /// Why.
+        reason: String,
+    },
     /// A checkpoint does not fit the configuration.
     #[error("{path} does not fit this model: {reason}")]
     Mismatch {

@@ -7,6 +7,7 @@
 
 pub mod checkpoint;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod console;
 pub mod data_cmd;
@@ -17,6 +18,7 @@ pub mod evaluation;
 pub mod export;
 pub mod metrics;
 pub mod model;
+pub mod pipeline;
 pub mod plan;
 pub mod predict;
 pub mod progress;

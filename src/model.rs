@@ -15,70 +15,41 @@
 //! The wide part is one more table of dim 1 for each table, `T.wide`, whose pooled weights add
 //! to the logit.
 
+mod router;
 mod tables;
 mod tensors;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
-use std::time::Instant;
 
-use tessera_comm::Communicator;
+use tessera_comm::{Communicator, Pending};
 use tessera_data::Batch;
 use tessera_dense::{
-    Activations, DenseError, DenseOps, DenseStep, Dlrm, Loss, ModelSpec, SUM_BLOCK,
+    Activations, DenseError, DenseOps, DenseStep, Dlrm, Loss, ModelSpec, ParamGrad, SUM_BLOCK,
 };
 use tessera_device::Device;
 use tessera_embedding::plan::{Grid2d, Plan};
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, Init, LookupOps, Schema,
-    ShardedCollection, SparseStep, TableSpec,
+    BadIdPolicy, EmbeddingCollection, FeatureSpec, Init, LookupOps, Schema, ShardedCollection,
+    SparseStep, TableSpec,
 };
 
-use crate::config::{ClipConfig, Config};
+use crate::clock::Clock;
+use crate::config::{ClipConfig, Config, PipelineMode};
 use crate::evaluation::log_loss;
 use crate::metrics::Metrics;
 use crate::ranks::{Ranks, same_config};
 use crate::tensors::Tensor;
 use crate::{Error, Result};
-use tables::{Checked, Found, Tables};
+use router::bad_input;
+pub use router::{Found, Router, RowFetchers, check_labels};
+use tables::{Checked, Tables};
 use tensors::{Home, logical_tensors};
 
 /// A device that can run a whole model.
 pub trait ModelDevice: Device + LookupOps + DenseOps {}
 impl<D: Device + LookupOps + DenseOps> ModelDevice for D {}
-
-/// Times the stages of a step.
-#[derive(Debug)]
-pub struct Clock {
-    start: Instant,
-    last: Instant,
-    stages: BTreeMap<String, f64>,
-}
-
-impl Clock {
-    /// A clock that starts now.
-    #[must_use]
-    pub fn start() -> Self {
-        let now = Instant::now();
-        Self { start: now, last: now, stages: BTreeMap::new() }
-    }
-
-    /// Ends a stage; the next one starts. Gives its seconds.
-    pub fn lap(&mut self, stage: &str) -> f64 {
-        let now = Instant::now();
-        let seconds = (now - self.last).as_secs_f64();
-        self.last = now;
-        *self.stages.entry(stage.to_owned()).or_default() += seconds * 1e3;
-        seconds
-    }
-
-    /// Milliseconds from the start, and of each stage by name.
-    #[must_use]
-    pub fn finish(self) -> (f64, BTreeMap<String, f64>) {
-        (self.start.elapsed().as_secs_f64() * 1e3, self.stages)
-    }
-}
 
 /// What a step's samples on all ranks add up to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +118,10 @@ pub struct Model<D: ModelDevice> {
     device: D,
     stream: D::Stream,
     ranks: Rc<Ranks>,
+    /// For dense gradients, beside the tables' own exchanges.
+    dense: Communicator,
+    /// Whether exchanges of micro-batches overlap with each other's compute.
+    overlap: bool,
     /// Groups of two-dimensional parallelism, by which gradients of rows are multiplied: a group
     /// moves its tables by the gradient of the mean over its own samples.
     groups: f32,
@@ -215,7 +190,7 @@ impl<D: ModelDevice> Model<D> {
                     seed,
                     tiers.as_ref(),
                 )?;
-                (Ranks::alone()?, Tables::Alone(tables))
+                (Ranks::alone(), Tables::Alone(tables))
             }
             Some((plan, world)) => {
                 same_config(&world, config)?;
@@ -245,7 +220,7 @@ impl<D: ModelDevice> Model<D> {
                     _ => tables
                         .with_replicas(split("replicas", index, group)?, parallel.sync_every)?,
                 };
-                (Ranks::new(world, index == 0)?, Tables::Shared(Box::new(tables)))
+                (Ranks::new(world, index == 0), Tables::Shared(Box::new(tables)))
             }
         };
         let towers = Dlrm::new(device, spec, config.dense_optimizer, config.seed)?;
@@ -255,7 +230,9 @@ impl<D: ModelDevice> Model<D> {
         let (tensors, homes) = logical_tensors(tables.schema(), &towers, config.tables.len());
         Ok(Self {
             device: device.clone(),
+            dense: ranks.control().duplicate("dense")?,
             ranks: Rc::new(ranks),
+            overlap: config.pipeline.mode == PipelineMode::Nested,
             groups: config.parallel.replicas as f32,
             tables,
             towers,
@@ -299,12 +276,25 @@ impl<D: ModelDevice> Model<D> {
         Ok(self.tables.sync(&self.stream)?)
     }
 
+    /// What routes batches of this model on a thread of its own, in micro-batches; `name` is that
+    /// of its communicator. A collective.
+    ///
+    /// Errors: those of any collective; a number of micro-batches out of range.
+    pub fn router(&self, name: &str, micro_batches: usize) -> Result<Router<D>> {
+        Ok(Router {
+            stream: self.device.stream()?,
+            tables: self.tables.router(name, micro_batches)?,
+            micro_batches,
+            wide: self.wide,
+            on_bad_id: self.on_bad_id,
+        })
+    }
+
     /// The step that messages between ranks belong to from now on.
     pub fn set_step(&self, step: u64) {
         self.ranks.set_step(step);
-        if let Tables::Shared(tables) = &self.tables {
-            tables.ranks().set_step(step);
-        }
+        self.dense.set_step(step);
+        self.tables.set_step(step);
     }
 
     /// Bytes of a table on this rank.
@@ -322,38 +312,13 @@ impl<D: ModelDevice> Model<D> {
         self.towers.bytes()
     }
 
-    /// Checks that the loss is defined on a batch's labels.
-    ///
-    /// Errors: [`Error::BadLabel`] with the file and row of the first label outside 0 to 1.
-    pub fn check_labels(&self, batch: &Batch) -> Result<()> {
-        let outside = |label: &f32| !(0.0..=1.0).contains(label);
-        match batch.labels().iter().position(outside) {
-            None => Ok(()),
-            Some(sample) => Err(Error::BadLabel {
-                place: batch.place(sample).to_string(),
-                label: batch.labels()[sample],
-            }),
-        }
-    }
-
     /// Checks the ids of this rank's samples against their tables; nothing is written.
     ///
     /// Errors: [`Error::BadInput`] with the file and row of the sample.
     fn check(&self, own: &Batch, metrics: &Metrics) -> Result<Checked<D>> {
-        let mut features = own.features().to_vec();
-        if self.wide {
-            features.extend_from_slice(own.features());
-        }
+        let features = router::features(own, self.wide);
         let checked = self.tables.check(&self.stream, features, self.on_bad_id);
-        checked.map_err(|source| match source {
-            EmbeddingError::IdOutOfRange { ref table, sample, .. } => {
-                if let Some(index) = self.table_names().position(|name| name == table) {
-                    metrics.embedding.observe_refusal(index);
-                }
-                Error::BadInput { place: own.place(sample).to_string(), source: source.into() }
-            }
-            other => other.into(),
-        })
+        checked.map_err(|error| bad_input(error, self.schema(), own, metrics))
     }
 
     /// This rank's samples of a global batch.
@@ -364,22 +329,6 @@ impl<D: ModelDevice> Model<D> {
         }
     }
 
-    /// From dense values and ids to `activations.logits`. A collective.
-    fn forward(
-        &mut self,
-        own: &Batch,
-        found: &mut Found<D>,
-        metrics: &Metrics,
-        clock: &mut Clock,
-    ) -> Result<()> {
-        let (stream, acts) = (&self.stream, &mut self.activations);
-        self.device.upload(stream, own.dense(), &mut acts.dense, 0)?;
-        self.tables.forward(stream, found, &mut acts.x0, self.stride)?;
-        self.device.synchronize(stream)?;
-        found.observe(metrics, clock.lap("lookup"));
-        Ok(self.towers.forward(stream, acts, own.samples())?)
-    }
-
     /// The logits of a global batch, in the order of its samples, on every rank. A collective.
     ///
     /// Errors: [`Error::BadInput`]; [`Error::NonFiniteLogit`] of the first one; what the device
@@ -388,7 +337,14 @@ impl<D: ModelDevice> Model<D> {
         let own = self.own(batch);
         let checked = self.ranks.agree(self.check(&own, metrics))?;
         let mut found = self.tables.route(&self.stream, checked)?;
-        self.forward(&own, &mut found, metrics, &mut Clock::start())?;
+        let (stream, acts, stride) = (&self.stream, &mut self.activations, self.stride);
+        let mut clock = Clock::start();
+        self.device.upload(stream, own.dense(), &mut acts.dense, 0)?;
+        self.tables.begin_forward(stream, &mut found, false, &mut acts.x0, stride)?;
+        self.tables.forward_micro(stream, &mut found, 0, false, &mut acts.x0, stride)?;
+        self.device.synchronize(stream)?;
+        found.observe(metrics, clock.lap("lookup"));
+        self.towers.forward(stream, acts, 0..own.samples())?;
         self.tables.finish(found);
         let mut logits = vec![0.0; own.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
@@ -402,52 +358,82 @@ impl<D: ModelDevice> Model<D> {
         }
     }
 
-    /// Trains on one global batch, of which this rank has the samples `own`, maybe none. A
-    /// collective.
+    /// Trains on one global batch, of which this rank has the samples `own`, maybe none, whose
+    /// rows were `found`. A collective.
     ///
-    /// Errors: [`Error::BadInput`] and [`Error::BadLabel`] before anything is written; what the
-    /// device says at any time.
+    /// Parameters stay as they are until the gradients of all micro-batches are together; a row's
+    /// gradient is summed over the whole batch in its one order, those of dense parameters
+    /// micro-batch after micro-batch.
+    ///
+    /// Errors: what the tables and the device say at any time.
     pub fn train_step(
         &mut self,
         own: &Batch,
         total: Total,
+        mut found: Found<D>,
         scalars: StepScalars,
         metrics: &Metrics,
         clock: &mut Clock,
     ) -> Result<Stepped> {
         let samples = own.samples();
-        let checked = self.check_labels(own).and_then(|()| self.check(own, metrics));
-        let checked = self.ranks.agree(checked)?;
-        let mut found = self.tables.route(&self.stream, checked)?;
-        self.tables.group(&self.stream, &found)?;
         self.tables.finish_sync(&self.stream)?;
-        clock.lap("route");
+        clock.lap("finish_sync");
         if self.tables.moves() {
             self.tables.hold(&self.stream, &mut found)?;
-            clock.lap("fetch");
+            clock.lap("hold");
         }
-        self.forward(own, &mut found, metrics, clock)?;
-
         let (stream, acts) = (&self.stream, &mut self.activations);
+        self.device.upload(stream, own.dense(), &mut acts.dense, 0)?;
         self.device.upload(stream, own.labels(), &mut acts.labels, 0)?;
         let weights = own.sample_weights().unwrap_or(&self.ones[..samples]);
         self.device.upload(stream, weights, &mut acts.sample_weights, 0)?;
-        let mean = self.towers.loss(stream, acts, samples, total.divisor)?;
+        let (overlap, stride) = (self.overlap, self.stride);
+        self.tables.begin_forward(stream, &mut found, overlap, &mut acts.x0, stride)?;
+        self.device.synchronize(stream)?;
+        let mut lookup_s = clock.lap("lookup");
+        let (mut mean, mut dense_sq_norm, mut sums) = (0.0, 0.0, Vec::new());
+        let micro = found.micro.clone();
+        for (index, rows) in micro.iter().enumerate() {
+            let (stream, acts) = (&self.stream, &mut self.activations);
+            let out = &mut acts.x0;
+            self.tables.forward_micro(stream, &mut found, index, overlap, out, stride)?;
+            self.device.synchronize(stream)?;
+            lookup_s += clock.lap("lookup");
+            self.towers.forward(stream, acts, rows.clone())?;
+            mean += self.towers.loss(stream, acts, rows.clone(), total.divisor)?;
+            clock.lap("forward");
+            let last = index + 1 == micro.len();
+            let store = if index == 0 { ParamGrad::Store } else { ParamGrad::Add };
+            if let Err(what) =
+                self.backward(rows.clone(), store, last, &mut dense_sq_norm, &mut sums)?
+            {
+                return Ok(Stepped::NonFinite(what));
+            }
+            clock.lap("backward");
+            let (stream, dx0) = (&self.stream, &self.activations.dx0);
+            self.tables.post_gradients(stream, &mut found, index, dx0, stride)?;
+            if !overlap {
+                self.tables.receive_gradients(stream, &mut found)?;
+            }
+            if !self.ranks.is_alone() {
+                clock.lap("exchange_gradients");
+            }
+        }
+        found.observe(metrics, lookup_s);
+
         let [mean] = self.ranks.sum([mean])?;
-        clock.lap("forward");
         if !mean.is_finite() {
             return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
         }
-
-        let dense_sq_norm = match self.backward(samples, clock)? {
+        let dense_sq_norm = match self.finish_gradients(samples, dense_sq_norm, sums, clock)? {
             Ok(norm) => norm,
             Err(what) => return Ok(Stepped::NonFinite(what)),
         };
-        let (stream, acts) = (&self.stream, &mut self.activations);
-        self.tables.exchange_gradients(stream, &mut found, &acts.dx0, self.stride)?;
+        self.tables.receive_gradients(&self.stream, &mut found)?;
         if !self.ranks.is_alone() {
             clock.lap("exchange_gradients");
         }
+        let (stream, acts) = (&self.stream, &mut self.activations);
 
         let (sparse_clip, dense_clip) = match self.clip {
             ClipConfig::None if self.groups > 1.0 => {
@@ -509,56 +495,70 @@ impl<D: ModelDevice> Model<D> {
         Ok(Stepped::Done(self.sums(own, total, mean, rows_asked, metrics)?))
     }
 
-    /// Gradients of all parameters, added over ranks, and of this rank's pooled vectors. Gives
-    /// the squared norm of the first, or what is not finite; either is the same on all ranks.
+    /// Gradients of all parameters and of the pooled vectors of the samples `rows`. Of a batch's
+    /// last ones, those of parameters are complete: alone, their squares are added to `sq_norm`;
+    /// with other ranks they set out to be added, bucket by bucket, while the rest of the pass
+    /// goes on. Gives what is not finite, as far as it shows alone.
     fn backward(
         &mut self,
-        samples: usize,
-        clock: &mut Clock,
-    ) -> Result<std::result::Result<f64, String>> {
+        rows: Range<usize>,
+        store: ParamGrad,
+        last: bool,
+        sq_norm: &mut f64,
+        sums: &mut Vec<(usize, Pending<Vec<f32>>)>,
+    ) -> Result<std::result::Result<(), String>> {
         let (stream, acts) = (&self.stream, &mut self.activations);
-        let (device, ranks) = (&self.device, &self.ranks);
-        let mut sq_norm = 0.0;
-        let mut sums = Vec::new();
-        let backward = self.towers.backward(stream, acts, samples, |mut bucket| {
+        let (device, ranks, dense) = (&self.device, &self.ranks, &self.dense);
+        let done = self.towers.backward(stream, acts, rows, store, |mut bucket| {
+            if !last {
+                return Ok(());
+            }
             if ranks.is_alone() {
-                sq_norm += bucket.grad_sq_norm(stream)?;
+                *sq_norm += bucket.grad_sq_norm(stream)?;
             } else {
                 // Whether it is finite shows in the sum, on all ranks alike.
-                let mut grads = ranks.dense().buffer(bucket.range.len());
+                let mut grads = dense.buffer(bucket.range.len());
                 grads.resize(bucket.range.len(), 0.0f32);
                 device.download(stream, bucket.grads, bucket.range.start, &mut grads)?;
-                sums.push((bucket.index, ranks.dense().all_reduce(grads)));
+                sums.push((bucket.index, dense.all_reduce(grads)));
             }
             Ok::<(), DenseError>(())
         });
-        let named = |result: std::result::Result<f64, DenseError>| match result {
-            Ok(norm) => Ok(Ok(norm)),
-            Err(DenseError::NonFiniteGradient { parameter, .. }) => {
-                Ok(Err(format!("the gradient of {parameter}")))
-            }
-            Err(other) => Err(Error::from(other)),
-        };
-        if let Err(what) = named(backward.map(|()| 0.0))? {
-            return Ok(Err(what));
-        }
+        finite(done)
+    }
+
+    /// Waits for the sums of all parameters' gradients, and gives their squared norm or what is
+    /// not finite, the gradient of the pooled vectors included; either is the same on all ranks.
+    fn finish_gradients(
+        &mut self,
+        samples: usize,
+        mut sq_norm: f64,
+        sums: Vec<(usize, Pending<Vec<f32>>)>,
+        clock: &mut Clock,
+    ) -> Result<std::result::Result<f64, String>> {
+        let (stream, acts) = (&self.stream, &mut self.activations);
         let rows = 0..samples * self.stride;
+        let device = &self.device;
         let squares = device.sum_of_squares(stream, rows, &acts.dx0, &mut self.partial_sums)?;
-        let finite = !ranks.any(!squares.is_finite())?;
+        let finite_anywhere = !self.ranks.any(!squares.is_finite())?;
         clock.lap("backward");
         for (bucket, sum) in sums {
             let grads = sum.wait()?;
             self.towers.write_grads(stream, bucket, &grads)?;
-            ranks.dense().recycle(grads);
-            match named(self.towers.grad_sq_norm(stream, bucket))? {
+            self.dense.recycle(grads);
+            match finite(self.towers.grad_sq_norm(stream, bucket))? {
                 Ok(norm) => sq_norm += norm,
                 Err(what) => return Ok(Err(what)),
             }
         }
-        if !ranks.is_alone() {
+        if !self.ranks.is_alone() {
             clock.lap("all_reduce");
         }
-        Ok(if finite { Ok(sq_norm) } else { Err("the gradient of the pooled vectors".into()) })
+        Ok(if finite_anywhere {
+            Ok(sq_norm)
+        } else {
+            Err("the gradient of the pooled vectors".into())
+        })
     }
 
     /// The sums of a step over all ranks for the windowed entropy; shows how unevenly the rows
@@ -604,6 +604,17 @@ impl<D: ModelDevice> Model<D> {
             metrics.imbalance.set(rows_max * self.ranks.size() as f64 / rows);
         }
         Ok(StepLoss { mean, logloss, labels, weight })
+    }
+}
+
+/// What a gradient is, or the name of what is not finite in it.
+fn finite<T>(result: std::result::Result<T, DenseError>) -> Result<std::result::Result<T, String>> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(DenseError::NonFiniteGradient { parameter, .. }) => {
+            Ok(Err(format!("the gradient of {parameter}")))
+        }
+        Err(other) => Err(Error::from(other)),
     }
 }
 

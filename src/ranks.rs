@@ -15,28 +15,28 @@ use crate::{Error, Result};
 /// A rank among the ranks of a run.
 pub struct Ranks {
     control: Communicator,
-    dense: Communicator,
     /// Whether this is the first rank of its group of two-dimensional parallelism.
     leads_group: bool,
 }
 
 impl Ranks {
     /// The only rank.
-    ///
-    /// Errors: none in practice.
-    pub fn alone() -> Result<Self> {
-        let control = single(&Options::default());
-        let dense = control.duplicate("dense")?;
-        Ok(Self { control, dense, leads_group: true })
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { control: single(&Options::default()), leads_group: true }
     }
 
-    /// This rank of `world`, the first of its group of two-dimensional parallelism or not. All
-    /// ranks call it.
+    /// This rank of `world`, the first of its group of two-dimensional parallelism or not.
+    #[must_use]
+    pub fn new(world: Communicator, leads_group: bool) -> Self {
+        Self { control: world, leads_group }
+    }
+
+    /// The same for another thread, with a communicator called `name`. All ranks call it.
     ///
     /// Errors: those of any collective.
-    pub fn new(world: Communicator, leads_group: bool) -> Result<Self> {
-        let dense = world.duplicate("dense")?;
-        Ok(Self { control: world, dense, leads_group })
+    pub fn duplicate(&self, name: &str) -> Result<Self> {
+        Ok(Self { control: self.control.duplicate(name)?, leads_group: self.leads_group })
     }
 
     /// This rank's number.
@@ -69,16 +69,9 @@ impl Ranks {
         &self.control
     }
 
-    /// For dense gradients, beside the tables' own exchanges.
-    #[must_use]
-    pub fn dense(&self) -> &Communicator {
-        &self.dense
-    }
-
     /// The step that messages belong to from now on.
     pub fn set_step(&self, step: u64) {
         self.control.set_step(step);
-        self.dense.set_step(step);
     }
 
     /// This rank's samples of a global batch: contiguous, and the first ranks take the remainder.

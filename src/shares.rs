@@ -14,7 +14,6 @@
 //! ```
 
 use std::path::PathBuf;
-use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use tessera_data::{Batch, BatchParts, DataError, DataMetrics, Event, Jagged, Position};
@@ -88,7 +87,7 @@ impl Told {
 
 /// The training data as this rank's parts of steps. All ranks make the same calls.
 pub struct Shares {
-    ranks: Rc<Ranks>,
+    ranks: Ranks,
     batches: Batches,
     epoch_samples: Option<u64>,
     /// What was read and not used.
@@ -115,7 +114,7 @@ impl Shares {
     /// Errors: data that cannot be opened, on any rank.
     pub fn train(
         config: &Config,
-        ranks: Rc<Ranks>,
+        ranks: Ranks,
         moment: &Moment,
         metrics: &DataMetrics,
         signals: &Signals,
@@ -151,6 +150,12 @@ impl Shares {
             epoch_samples = agreed(ranks.control(), Ok(epoch_samples))?.into_iter().sum();
         }
         Ok(Some(Self { ranks, batches, epoch_samples, kept: None, own }))
+    }
+
+    /// The ranks that share the data.
+    #[must_use]
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// Samples of an epoch over all ranks, if the data tell without being read.

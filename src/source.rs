@@ -1,5 +1,6 @@
 //! From a configuration to the data it names.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use tessera_data::{
@@ -11,6 +12,9 @@ use crate::cli::Split;
 use crate::config::{Config, PipelineConfig, PipelineMode};
 use crate::signals::Signals;
 use crate::{Error, Result};
+
+/// Batches read ahead at the most, where the configuration says nothing.
+const READ_AHEAD: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 /// Samples that the ceiling AUC of synthetic data is computed over, at the most.
 const CEILING_SAMPLES: u64 = 100_000;
@@ -207,8 +211,9 @@ impl Batches {
         };
         let epoch_samples = stream.epoch_samples();
         let reading = match pipeline.mode {
-            PipelineMode::Prefetch => {
-                Reading::Prefetch(Prefetch::new(stream, pipeline.depth, metrics.clone())?)
+            PipelineMode::Prefetch | PipelineMode::Nested => {
+                let depth = pipeline.depth.unwrap_or(READ_AHEAD);
+                Reading::Prefetch(Prefetch::new(stream, depth, metrics.clone())?)
             }
             PipelineMode::Serial => Reading::Serial(Box::new(stream)),
         };

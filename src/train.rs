@@ -12,18 +12,19 @@ use tessera_embedding::plan::Plan;
 
 use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST, Moment};
 use crate::cli;
-use crate::config::{Comm, Config, ParallelConfig};
+use crate::clock::{Clock, Lane, Probe, Watch};
+use crate::config::{Comm, Config, ParallelConfig, PipelineMode};
 use crate::evaluation::Evaluation;
 use crate::metrics::Metrics;
-use crate::model::{Clock, FirstValues, Model, ModelDevice};
+use crate::model::{FirstValues, Model, ModelDevice};
+use crate::pipeline::{self, Feeder, Next, Source, Stop};
 use crate::plan;
 use crate::progress::{Progress, Standing};
 use crate::ranks::Ranks;
 #[cfg(feature = "mpi")]
 use crate::ranks::agree;
-use crate::run_dir::{RunDir, Summary};
+use crate::run_dir::{RunDir, StepLine, Summary};
 use crate::serve::{Health, MetricsServer};
-use crate::shares::{Shares, Turn};
 use crate::signals::{Signal, Signals};
 use crate::source;
 use crate::trainer::{Evaluated, Trainer};
@@ -63,6 +64,13 @@ impl Ended {
 ///
 /// Errors: whatever stopped the run; what had been checkpointed stays whole.
 pub fn run(args: &cli::Train) -> Result<Ended> {
+    run_watched(args, None)
+}
+
+/// As [`run`], with `probe` watching the stages of all ranks of this process.
+///
+/// Errors: as there.
+pub fn run_watched(args: &cli::Train, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
     let config = Config::load(&args.config.config, &args.config.set)?;
     let launched = LaunchEnv::read(|name| std::env::var(name).ok())?;
     check_launch(&config.parallel, launched.as_ref())?;
@@ -72,10 +80,10 @@ pub fn run(args: &cli::Train) -> Result<Ended> {
             let out = Out::choose(args, &start)?;
             let signals = Signals::catch()?;
             let device = Cpu::new(config.threads)?;
-            train_on(&device, &config, &start, &out, &signals, Registry::new(), None)
+            train_on(&device, &config, &start, &out, &signals, Registry::new(), None, probe)
         }
-        Comm::Threads => on_threads(args, &config),
-        Comm::Mpi => on_mpi(args, &config),
+        Comm::Threads => on_threads(args, &config, probe),
+        Comm::Mpi => on_mpi(args, &config, probe),
     }
 }
 
@@ -110,7 +118,7 @@ fn comm_options(config: &Config, registry: &Registry) -> Result<Options> {
 }
 
 /// Ranks that are threads of this process, which share its cores.
-fn on_threads(args: &cli::Train, config: &Config) -> Result<Ended> {
+fn on_threads(args: &cli::Train, config: &Config, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
     let start = Start::choose(args)?;
     let out = Out::choose(args, &start)?;
     let plan = plan::for_training(config)?;
@@ -124,7 +132,7 @@ fn on_threads(args: &cli::Train, config: &Config) -> Result<Ended> {
     let outcomes = threads::run(ranks, &options, |world| {
         let device = Cpu::new(each)?;
         let registry = if world.rank() == 0 { registry.clone() } else { Registry::new() };
-        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)))
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), probe)
     })?;
     // The rank that failed by itself says more than those that heard of it.
     let heard = |error: &Error| matches!(error, Error::OtherRank { .. } | Error::Comm(_));
@@ -148,7 +156,7 @@ fn on_threads(args: &cli::Train, config: &Config) -> Result<Ended> {
 
 /// A rank that is a process of an MPI job.
 #[cfg(feature = "mpi")]
-fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
+fn on_mpi(args: &cli::Train, config: &Config, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
     let registry = Registry::new();
     let options = comm_options(config, &registry)?;
     let (job, world) = tessera_comm::mpi::init(&options)?;
@@ -169,7 +177,7 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
         let plan = plan::for_training(config)?;
         let signals = Signals::catch()?;
         let device = Cpu::new(config.threads)?;
-        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)))
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), probe)
     })();
     match outcome {
         Ok(ended) => job.finalize().map(|()| ended).map_err(Error::from),
@@ -181,7 +189,7 @@ fn on_mpi(args: &cli::Train, config: &Config) -> Result<Ended> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn on_mpi(_: &cli::Train, _: &Config) -> Result<Ended> {
+fn on_mpi(_: &cli::Train, _: &Config, _: Option<&Arc<dyn Probe>>) -> Result<Ended> {
     unreachable!("the configuration refuses MPI in a program without it")
 }
 
@@ -279,6 +287,7 @@ fn free_folder(config: &Path) -> PathBuf {
         .expect("numbers do not run out")
 }
 
+#[allow(clippy::too_many_arguments)]
 /// Trains on this rank. `shared` is the plan and the world of several ranks, all of which call it.
 fn train_on<D: ModelDevice>(
     device: &D,
@@ -288,6 +297,7 @@ fn train_on<D: ModelDevice>(
     signals: &Signals,
     registry: Registry,
     shared: Option<(&Plan, Communicator)>,
+    probe: Option<&Arc<dyn Probe>>,
 ) -> Result<Ended> {
     let drawn =
         matches!(start, Start::Fresh { weights: None } | Start::Again { weights: None, .. });
@@ -309,9 +319,8 @@ fn train_on<D: ModelDevice>(
     if let Some(weights) = start.weights() {
         trainer.init(weights)?;
     }
-    let here = Rc::clone(&ranks);
-    let shares = Shares::train(config, here, trainer.moment(), &metrics.data, signals)?;
-    let Some(shares) = shares else {
+    let feeder = Feeder::new(config, trainer.model(), trainer.moment(), &metrics, signals)?;
+    let Some(feeder) = feeder else {
         // Nothing was done since the checkpoint.
         return Ok(signals.received().map_or(Ended::Done, Ended::Signal));
     };
@@ -329,7 +338,7 @@ fn train_on<D: ModelDevice>(
     };
     let mut run = ranks.agree(opened)?;
     let by_epochs =
-        shares.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
+        feeder.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
     let mut progress = ranks.is_first().then(|| {
         Progress::new(
             samples_total(config, by_epochs),
@@ -347,13 +356,17 @@ fn train_on<D: ModelDevice>(
         config,
         trainer: &mut trainer,
         ranks: Rc::clone(&ranks),
-        shares,
+        probe,
+        unknown_bytes: match feeder.epoch_samples() {
+            None => data_bytes(feeder.files()),
+            Some(_) => None,
+        },
         checkpoints: out.path.join("checkpoints"),
         run: run.as_mut(),
         progress: progress.as_mut(),
         signals,
     };
-    let (ended, evaluation) = session.train().inspect_err(|_| health.fail())?;
+    let (ended, evaluation) = session.train(feeder).inspect_err(|_| health.fail())?;
     let closed = match (progress, run) {
         (Some(progress), Some(run)) => {
             close_run(config, &trainer, progress, run, ended, evaluation, device.info().kind)
@@ -447,7 +460,10 @@ struct Session<'a, 't, D: ModelDevice> {
     config: &'a Config,
     trainer: &'a mut Trainer<'t, D>,
     ranks: Rc<Ranks>,
-    shares: Shares,
+    /// What watches stages, if anything does.
+    probe: Option<&'a Arc<dyn Probe>>,
+    /// Bytes of an epoch's files, where its samples are not known.
+    unknown_bytes: Option<u64>,
     checkpoints: PathBuf,
     /// The run's folder and the terminal, which the first rank has.
     run: Option<&'a mut RunDir>,
@@ -456,70 +472,22 @@ struct Session<'a, 't, D: ModelDevice> {
 }
 
 impl<D: ModelDevice> Session<'_, '_, D> {
-    /// Trains to the end, with the final evaluation and checkpoint.
-    fn train(&mut self) -> Result<(Ended, Option<Evaluation>)> {
+    /// Trains to the end on what `feeder` gives, with the final evaluation and checkpoint.
+    fn train(&mut self, feeder: Feeder<'_, D>) -> Result<(Ended, Option<Evaluation>)> {
         let mut evaluated = None;
         if self.owes_judgement() {
             evaluated = self.evaluate()?;
         }
-        let unknown_bytes = match self.shares.epoch_samples() {
-            None => data_bytes(self.shares.files(self.config)),
-            Some(_) => None,
-        };
-        let ended = loop {
-            if let Some(signal) = self.signal()? {
-                break Ended::Signal(signal);
-            }
-            // Asked before a step, so that a run which has stopped early stays so when resumed.
-            if self.should_stop() {
-                break Ended::EarlyStop;
-            }
-            let step = self.trainer.moment().step;
-            if self.config.train.max_steps.is_some_and(|max| step >= max) {
-                break Ended::Done;
-            }
-            let mut clock = Clock::start();
-            let turn = self.shares.next_turn(step)?;
-            clock.lap("read");
-            match turn {
-                Turn::End => break Ended::Done,
-                // The signal is found where the loop begins.
-                Turn::Stopped => {}
-                Turn::Step(share) => {
-                    let run = self.run.as_deref_mut();
-                    let line = self.trainer.step(run, &share, clock)?;
-                    if let Some(bytes) = unknown_bytes
-                        && line.step.is_multiple_of(self.config.train.log_every)
-                    {
-                        self.estimate(line.samples, bytes);
-                    }
-                    if let Some(progress) = &mut self.progress {
-                        progress.step(&Standing {
-                            step: line.step,
-                            epoch: line.epoch,
-                            samples: line.samples,
-                            loss: line.loss.unwrap_or(f64::NAN),
-                            window_ne: line.window_ne,
-                        });
-                    }
-                    if let Some(run) = &mut self.run
-                        && line.step.is_multiple_of(self.config.train.log_every)
-                    {
-                        run.flush()?;
-                    }
-                    if due(self.config.train.eval_every, line.step) {
-                        evaluated = self.evaluate()?;
-                    }
-                    if due(self.config.train.checkpoint_every, line.step) {
-                        self.checkpoint(false)?;
-                    }
-                }
-                Turn::EpochEnd => {
-                    // Between epochs a metric that is followed is looked at too.
-                    if self.config.train.early_stop.is_some() && !self.is_current(&evaluated) {
-                        evaluated = self.evaluate()?;
-                    }
-                }
+        let ended = match self.config.pipeline.mode {
+            PipelineMode::Serial => self.steps(Source::Serial(Box::new(feeder)), &mut evaluated)?,
+            PipelineMode::Prefetch | PipelineMode::Nested => {
+                let (rank, probe) = (self.ranks.rank(), self.probe);
+                let watch = |lane| watch(probe, rank, lane);
+                let ranks = Rc::clone(&self.ranks);
+                let stop = Stop { give_up: &|reason| ranks.control().give_up(reason) };
+                pipeline::run(feeder, &watch, &stop, |threads| {
+                    self.steps(Source::Ahead(threads), &mut evaluated)
+                })?
             }
         };
         // Before the last evaluation, whose data may be bad, and after it: it may be the best.
@@ -529,11 +497,71 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             self.checkpoint(false)?;
         }
         // A signal may have come during the last evaluation.
-        let ended = self.signal()?.map_or(ended, Ended::Signal);
+        let signal = pipeline::signal(&self.ranks, self.signals)?;
+        let ended = signal.map_or(ended, Ended::Signal);
         let evaluation = evaluated
             .filter(|(step, _)| *step == self.trainer.moment().step)
             .map(|(_, evaluation)| evaluation);
         Ok((ended, evaluation))
+    }
+
+    /// Steps, with evaluations and checkpoints between them, until the run ends.
+    fn steps(
+        &mut self,
+        mut source: Source<'_, D>,
+        evaluated: &mut Option<(u64, Evaluation)>,
+    ) -> Result<Ended> {
+        let watch = watch(self.probe, self.ranks.rank(), Lane::Step);
+        loop {
+            // Asked before a step, so that a run which has stopped early stays so when resumed.
+            if self.should_stop() {
+                return Ok(Ended::EarlyStop);
+            }
+            let mut clock = Clock::watched(watch.clone(), self.trainer.moment().step + 1);
+            match source.next(&mut clock)? {
+                Next::Signal(signal) => return Ok(Ended::Signal(signal)),
+                Next::End => return Ok(Ended::Done),
+                Next::Step(fed) => {
+                    let run = self.run.as_deref_mut();
+                    let line = self.trainer.step(run, *fed, clock)?;
+                    self.after_step(&line)?;
+                    if due(self.config.train.eval_every, line.step) {
+                        *evaluated = self.evaluate()?;
+                    }
+                    if due(self.config.train.checkpoint_every, line.step) {
+                        self.checkpoint(false)?;
+                    }
+                }
+                Next::EpochEnd => {
+                    // Between epochs a metric that is followed is looked at too.
+                    if self.config.train.early_stop.is_some() && !self.is_current(evaluated) {
+                        *evaluated = self.evaluate()?;
+                    }
+                }
+            }
+            source.done();
+        }
+    }
+
+    /// Shows a step to people.
+    fn after_step(&mut self, line: &StepLine) -> Result<()> {
+        let shown = line.step.is_multiple_of(self.config.train.log_every);
+        if let (true, Some(bytes)) = (shown, self.unknown_bytes) {
+            self.estimate(line.samples, bytes);
+        }
+        if let Some(progress) = &mut self.progress {
+            progress.step(&Standing {
+                step: line.step,
+                epoch: line.epoch,
+                samples: line.samples,
+                loss: line.loss.unwrap_or(f64::NAN),
+                window_ne: line.window_ne,
+            });
+        }
+        match &mut self.run {
+            Some(run) if shown => run.flush(),
+            _ => Ok(()),
+        }
     }
 
     /// Tells the progress how long the run will be, by the bytes read. It counts batches that
@@ -597,19 +625,11 @@ impl<D: ModelDevice> Session<'_, '_, D> {
             None => trainer.checkpoint(run, &self.checkpoints, best),
         }
     }
+}
 
-    /// The signal that any rank has received, if one has.
-    fn signal(&self) -> Result<Option<Signal>> {
-        let here = self.signals.received();
-        if self.ranks.is_alone() {
-            return Ok(here);
-        }
-        let code = here.map_or(0, |signal| u64::from(signal.exit_code()));
-        let largest = self.ranks.control().all_max(vec![code]).wait()?[0];
-        Ok([Signal::Interrupt, Signal::Terminate]
-            .into_iter()
-            .find(|signal| u64::from(signal.exit_code()) == largest))
-    }
+/// What watches the stages of a thread of a rank.
+fn watch(probe: Option<&Arc<dyn Probe>>, rank: usize, lane: Lane) -> Option<Watch> {
+    probe.map(|probe| Watch { rank, lane, probe: Arc::clone(probe) })
 }
 
 /// Whether something that happens every so many steps happens after step `step`.

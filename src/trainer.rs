@@ -13,13 +13,14 @@ use tessera_dense::Schedule;
 
 use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
 use crate::cli::Split;
+use crate::clock::Clock;
 use crate::config::{Config, EarlyStop, OnNonfinite, Read};
 use crate::evaluation::{Evaluation, Evaluator};
 use crate::metrics::Metrics;
-use crate::model::{Clock, Model, ModelDevice, StepScalars, Stepped};
+use crate::model::{Model, ModelDevice, StepScalars, Stepped, check_labels};
+use crate::pipeline::Fed;
 use crate::ranks::on_first;
 use crate::run_dir::{RunDir, StepLine};
-use crate::shares::Share;
 use crate::signals::Signals;
 use crate::source::{self, Batches, Next};
 use crate::window::Window;
@@ -118,6 +119,11 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         self.metrics
     }
 
+    /// The model.
+    pub fn model(&self) -> &Model<D> {
+        &self.model
+    }
+
     /// Where the run stands.
     pub fn moment(&self) -> &Moment {
         &self.moment
@@ -127,21 +133,31 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
     /// run's folder, which the first rank has. `clock` has run since the batch was asked for. A
     /// collective, like everything below.
     ///
-    /// Errors: bad input or a gradient that is not finite (nothing of the step is written), or a
-    /// failure, after which the trainer refuses further work.
+    /// Errors: a gradient that is not finite (nothing of the step is written), or a failure, after
+    /// which the trainer refuses further work.
+    ///
+    /// # Panics
+    /// When the batch is not of the step that comes next.
     pub fn step(
         &mut self,
         run: Option<&mut RunDir>,
-        share: &Share,
+        fed: Fed<D>,
         mut clock: Clock,
     ) -> Result<StepLine> {
         self.alive()?;
-        let number = self.moment.step + 1;
+        let Fed { step: number, share, found, .. } = fed;
+        assert_eq!(number, self.moment.step + 1, "batches are trained on in order");
         self.model.set_step(number);
         let lr_factor = self.schedule.factor(self.moment.updates + 1);
         let scalars = StepScalars { update: self.moment.updates + 1, lr_factor };
-        let outcome =
-            self.model.train_step(&share.own, share.total, scalars, self.metrics, &mut clock);
+        let outcome = self.model.train_step(
+            &share.own,
+            share.total,
+            found,
+            scalars,
+            self.metrics,
+            &mut clock,
+        );
         let loss = match outcome {
             Ok(Stepped::Done(loss)) => {
                 self.moment.updates += 1;
@@ -160,10 +176,6 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
                 self.failed = Some(error.to_string());
                 return Err(error);
             }
-            // Refused before the first write: the model is as it was.
-            Err(
-                error @ (Error::BadInput { .. } | Error::BadLabel { .. } | Error::OtherRank { .. }),
-            ) => return Err(error),
             Err(error) => {
                 self.failed = Some(error.to_string());
                 return Err(error);
@@ -392,7 +404,7 @@ pub fn evaluate<D: ModelDevice>(
             Next::Event(Event::EpochEnd { .. }) => {}
             Next::Event(Event::Batch { batch, .. }) => {
                 // All ranks see all labels, and with them whether they are good.
-                model.check_labels(&batch)?;
+                check_labels(&batch)?;
                 let logits = model.predict(&batch, metrics)?;
                 evaluator.add(&logits, batch.labels(), batch.sample_weights(), batch.groups());
             }

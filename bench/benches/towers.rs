@@ -7,7 +7,9 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tessera_bench::check::close;
 use tessera_bench::draw::Rng;
-use tessera_dense::{Activation, DenseOps, DotShape, InputGrad, Linear, Pass, Rows, RowsMut};
+use tessera_dense::{
+    Activation, DenseOps, DotShape, InputGrad, Linear, ParamGrad, Pass, Rows, RowsMut,
+};
 use tessera_device::{Cpu, Device, HostBuffer};
 
 const BATCH: usize = 512;
@@ -133,7 +135,8 @@ fn gemm(criterion: &mut Criterion) {
 
         let mut to_params = || {
             let (dy, x) = (Rows::new(&dy, 0, outputs), Rows::new(&x, 0, inputs));
-            cpu.linear_grad_params(pass, layer, dy, x, &mut dw, &mut scratch).expect("an answer");
+            cpu.linear_grad_params(pass, layer, dy, x, ParamGrad::Store, &mut dw, &mut scratch)
+                .expect("an answer");
         };
         to_params();
         group.bench_function(name("dW = dy^T x"), |bencher| bencher.iter(&mut to_params));

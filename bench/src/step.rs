@@ -7,9 +7,13 @@
 use std::path::Path;
 
 use prometheus::Registry;
+use tessera::clock::Clock;
 use tessera::config::{ClipConfig, Config};
 use tessera::metrics::Metrics;
-use tessera::model::{Clock, FirstValues, Model, StepLoss, StepScalars, Stepped, Total};
+use tessera::model::{
+    FirstValues, Found, Model, Router, RowFetchers, StepLoss, StepScalars, Stepped, Total,
+};
+use tessera::ranks::Ranks;
 use tessera::tensors::{Block, ReadTensors, Tensor, WriteTensors};
 use tessera_cache::StoreStats;
 use tessera_data::{Batch, Event};
@@ -128,6 +132,7 @@ pub fn flops(spec: &ModelSpec, batch: usize) -> f64 {
 pub struct Training {
     stream: CpuStream,
     model: Model<Cpu>,
+    router: Router<Cpu>,
     spec: ModelSpec,
     config: Config,
     metrics: Metrics,
@@ -142,7 +147,8 @@ impl Training {
         let model = Model::new(cpu, &config, FirstValues::Drawn)?;
         let metrics = Metrics::register(&Registry::new(), model.table_names())?;
         let spec = config.model_spec();
-        Ok(Self { stream: cpu.stream()?, model, spec, config, metrics, updates: 0 })
+        let router = model.router("bench", config.pipeline.micro_batches.get())?;
+        Ok(Self { stream: cpu.stream()?, model, router, spec, config, metrics, updates: 0 })
     }
 
     /// The dense network's shape.
@@ -163,12 +169,37 @@ impl Training {
         volume(self.embedding(), &self.stream, batches, Work::Update)
     }
 
-    /// One step.
+    /// What routes batches, another thread's.
+    ///
+    /// Errors: none on one rank.
+    pub(crate) fn router(&self) -> Result<(Router<Cpu>, Option<RowFetchers>)> {
+        let router = self.model.router("ahead", self.config.pipeline.micro_batches.get())?;
+        let fetchers = router.fetchers();
+        Ok((router, fetchers))
+    }
+
+    /// One step, routing included.
     ///
     /// Errors: a loss that is not finite, or what the model says.
     pub(crate) fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
+        let step = self.updates + 1;
+        let found = self.router.route(&Ranks::alone(), step, batch, &self.metrics)?;
+        clock.lap("route");
+        self.train(batch, found, clock)
+    }
+
+    /// One step on a batch that was routed.
+    ///
+    /// Errors: as [`Training::step`].
+    pub(crate) fn train(
+        &mut self,
+        batch: &Batch,
+        found: Found<Cpu>,
+        clock: &mut Clock,
+    ) -> Result<StepLoss> {
         let scalars = StepScalars { update: self.updates + 1, lr_factor: 1.0 };
-        match self.model.train_step(batch, Total::of(batch), scalars, &self.metrics, clock)? {
+        let total = Total::of(batch);
+        match self.model.train_step(batch, total, found, scalars, &self.metrics, clock)? {
             Stepped::Done(loss) => {
                 self.updates += 1;
                 Ok(loss)

@@ -226,6 +226,32 @@ impl Batch {
         }
     }
 
+    /// The samples in the order in which `order` names them.
+    ///
+    /// # Panics
+    /// When it names a sample that is not there.
+    #[must_use]
+    pub fn reordered(&self, order: &[usize]) -> Self {
+        fn of<T: Copy>(values: &[T], order: &[usize]) -> Vec<T> {
+            order.iter().map(|&sample| values[sample]).collect()
+        }
+        let parts = &self.parts;
+        Self {
+            parts: BatchParts {
+                dense_features: parts.dense_features,
+                dense: order.iter().flat_map(|&sample| self.dense_row(sample)).copied().collect(),
+                labels: of(&parts.labels, order),
+                sample_weights: parts.sample_weights.as_ref().map(|weights| of(weights, order)),
+                groups: parts.groups.as_ref().map(|groups| of(groups, order)),
+                features: parts.features.iter().map(|feature| feature.reordered(order)).collect(),
+                provenance: parts.provenance.as_ref().map(|provenance| Provenance {
+                    files: Arc::clone(&provenance.files),
+                    origins: of(&provenance.origins, order),
+                }),
+            },
+        }
+    }
+
     /// The files that the samples came from.
     pub(crate) fn files(&self) -> Arc<[SourceFile]> {
         match &self.parts.provenance {

@@ -172,6 +172,20 @@ impl Jagged {
         builder.finish()
     }
 
+    /// The bags in the order in which `order` names them.
+    ///
+    /// # Panics
+    /// When it names a bag that is not there.
+    #[must_use]
+    pub fn reordered(&self, order: &[usize]) -> Self {
+        let mut builder = JaggedBuilder::new(self.weights.is_some());
+        builder.reserve(order.len(), self.ids.len());
+        for &bag in order {
+            builder.append(self, bag..bag + 1);
+        }
+        builder.finish()
+    }
+
     /// Offsets, ids and weights.
     #[must_use]
     pub fn into_parts(self) -> (Vec<u64>, Vec<RawId>, Option<Vec<f32>>) {

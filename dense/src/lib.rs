@@ -8,11 +8,13 @@
 //!
 //! ```text
 //! acts.dense, acts.labels, feature columns of acts.x0  <- the caller (pooled embeddings in place)
-//! dlrm.forward(acts, batch)
-//! loss = dlrm.loss(acts, batch, global_batch)
-//! dlrm.backward(acts, batch, |bucket| ...)              -> feature columns of acts.dx0
+//! dlrm.forward(acts, rows)
+//! loss = dlrm.loss(acts, rows, global_batch)
+//! dlrm.backward(acts, rows, store, |bucket| ...)        -> feature columns of acts.dx0
 //! dlrm.update(step)
 //! ```
+//!
+//! where `rows` are all samples, or, one part after the other, those of a part of the batch.
 //!
 //! The arithmetic is in the operations of [`DenseOps`], one implementation a device. The crate
 //! knows nothing of ranks, tables or files.
@@ -33,7 +35,7 @@ pub use dlrm::{Dlrm, sigmoid};
 pub use error::{DenseError, Result};
 pub use ops::{
     Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
-    LossInput, Pass, Rows, RowsMut, SUM_BLOCK, Update,
+    LossInput, ParamGrad, Pass, Rows, RowsMut, SUM_BLOCK, Update,
 };
 pub use optimizer::{AdamRule, Clip, DenseOptimizer, DenseStep, Rule};
 pub use params::{BUCKET_BYTES, Param, Role, Tensor};

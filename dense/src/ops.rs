@@ -128,17 +128,28 @@ pub struct CrossInput<'a, D: Device> {
     pub u: Rows<'a, D>,
 }
 
+/// What happens to gradients of parameters that are there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamGrad {
+    /// They are never read.
+    Store,
+    /// What is computed is added to them.
+    Add,
+}
+
 /// What [`DenseOps::loss`] reads.
 pub struct LossInput<'a, D: Device> {
     /// The loss of a sample.
     pub loss: Loss,
     /// Samples of the whole batch, on all ranks.
     pub global_batch: u64,
-    /// (batch).
+    /// The first sample, in these buffers and that of gradients.
+    pub first: usize,
+    /// (first + batch).
     pub logits: &'a D::Buffer<f32>,
-    /// (batch).
+    /// (first + batch).
     pub labels: &'a D::Buffer<f32>,
-    /// (batch).
+    /// (first + batch).
     pub sample_weights: &'a D::Buffer<f32>,
 }
 
@@ -177,7 +188,7 @@ impl<D: Device> Copy for Pass<'_, D> {}
 /// order operations as given to a stream, read and write only the rows and columns named, and
 /// give the same bits for the same arguments whatever the number of workers and whatever lies
 /// elsewhere in the buffers. All sums run in an order that depends on shapes alone. `batch` may be
-/// 0: gradients of parameters are then written as zeros.
+/// 0: gradients of parameters that are stored are then zeros.
 pub trait DenseOps: Device {
     /// `y = act(x W^T + b)`: x (batch, inputs), y (batch, outputs).
     fn linear(
@@ -201,14 +212,16 @@ pub trait DenseOps: Device {
         dx: RowsMut<'_, Self>,
     ) -> Result<()>;
 
-    /// `dW = dy^T x` and `db`, the column sums of dy, written to `grads` where the layer's W and
-    /// b are. `scratch` holds at least [`DenseOps::scratch_len`] elements.
+    /// `dW = dy^T x` and `db`, the column sums of dy, stored in `grads` as `store` says, where the
+    /// layer's W and b are. `scratch` holds at least [`DenseOps::scratch_len`] elements.
+    #[allow(clippy::too_many_arguments)]
     fn linear_grad_params(
         &self,
         pass: Pass<'_, Self>,
         layer: Linear,
         dy: Rows<'_, Self>,
         x: Rows<'_, Self>,
+        store: ParamGrad,
         grads: &mut Self::Buffer<f32>,
         scratch: &mut Self::Buffer<f32>,
     ) -> Result<()>;
@@ -297,7 +310,7 @@ pub trait DenseOps: Device {
 
     /// `sum_i w_i l_i / global_batch` and its gradient by the logits. Each sample is computed in
     /// f64; losses are added in f64, in order within blocks of [`LOSS_BLOCK`] samples, then the
-    /// blocks in order. All buffers (batch); `scratch` one element a block. Returns when done.
+    /// blocks in order. `dlogits` (first + batch); `scratch` one element a block. Returns when done.
     fn loss(
         &self,
         pass: Pass<'_, Self>,

@@ -7,8 +7,8 @@ use crate::activations::{Activations, Between};
 use crate::dlrm::{Dlrm, grad_sq_norm};
 use crate::error::{DenseError, Result};
 use crate::ops::{
-    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, Linear, LossInput, Pass,
-    Rows, RowsMut,
+    Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, Linear, LossInput,
+    ParamGrad, Pass, Rows, RowsMut,
 };
 use crate::params::{Layout, Param};
 use crate::spec::ModelSpec;
@@ -37,24 +37,27 @@ impl<D: DenseOps> Bucket<'_, D> {
 }
 
 impl<D: DenseOps> Dlrm<D> {
-    /// From `acts.dense` and the features' columns of `acts.x0` to `acts.logits`.
+    /// From `acts.dense` and the features' columns of `acts.x0` to `acts.logits`, of the samples
+    /// `rows` of a batch. What backward needs besides is kept of these samples alone: a batch that
+    /// is worked on in parts goes forward and backward part by part.
     ///
     /// Errors: [`DenseError::BatchTooLarge`], [`DenseError::Device`].
     pub fn forward(
         &self,
         stream: &D::Stream,
         acts: &mut Activations<D>,
-        batch: usize,
+        rows: Range<usize>,
     ) -> Result<()> {
-        check_batch("forward", acts, batch)?;
-        let pass = Pass { stream, batch };
+        check_rows("forward", acts, &rows)?;
+        let pass = Pass { stream, batch: rows.len() };
         let (device, spec, weights) = (&self.device, &self.spec, &self.weights);
         let stride = spec.stride();
         let Activations { dense, x0, logits, bottom, interaction, top, .. } = acts;
 
-        let raw = Rows::<D>::new(dense, 0, spec.dense_features);
+        let start = rows.start * stride; // in x0
+        let raw = Rows::<D>::new(dense, rows.start * spec.dense_features, spec.dense_features);
         if self.layout.bottom.is_empty() {
-            let to = RowsMut::new(x0, 0, stride);
+            let to = RowsMut::new(x0, start, stride);
             device.copy_rows(pass, spec.dense_features, raw, to)?;
         }
         for (i, &layer) in self.layout.bottom.iter().enumerate() {
@@ -62,12 +65,12 @@ impl<D: DenseOps> Dlrm<D> {
             let x = before.last().map_or(raw, |x| Rows::new(x, 0, layer.inputs));
             let y = match after.first_mut() {
                 Some(y) => RowsMut::new(y, 0, layer.outputs),
-                None => RowsMut::new(&mut *x0, 0, stride),
+                None => RowsMut::new(&mut *x0, start, stride),
             };
             device.linear(pass, layer, Activation::Relu, x, weights, y)?;
         }
 
-        let x0 = Rows::<D>::new(x0, 0, stride);
+        let x0 = Rows::<D>::new(x0, start, stride);
         let width = spec.interaction_width();
         let interacted = match interaction {
             Between::Concat => x0,
@@ -97,19 +100,20 @@ impl<D: DenseOps> Dlrm<D> {
             let x = before.last().map_or(interacted, |x| Rows::new(x, 0, layer.inputs));
             let (y, act) = match after.first_mut() {
                 Some(y) => (RowsMut::new(y, 0, layer.outputs), Activation::Relu),
-                None => (RowsMut::new(&mut *logits, 0, 1), Activation::Identity),
+                None => (RowsMut::new(&mut *logits, rows.start, 1), Activation::Identity),
             };
             device.linear(pass, layer, act, x, weights, y)?;
         }
         if spec.wide {
-            let columns = Rows::new(x0.buffer, spec.wide_column(0), stride);
-            let logits = RowsMut::new(logits, 0, 1);
+            let columns = Rows::new(x0.buffer, start + spec.wide_column(0), stride);
+            let logits = RowsMut::new(logits, rows.start, 1);
             device.add_columns(pass, spec.features.len(), columns, logits)?;
         }
         Ok(())
     }
 
-    /// This rank's part of the loss, `sum_i w_i l_i / global_batch`, and `acts.dlogits`.
+    /// The part of the loss that the samples `rows` have, `sum_i w_i l_i / global_batch`, and their
+    /// `acts.dlogits`.
     /// `global_batch` is the number of samples on all ranks.
     ///
     /// Errors: [`DenseError::BatchTooLarge`], [`DenseError::GlobalBatch`],
@@ -118,16 +122,18 @@ impl<D: DenseOps> Dlrm<D> {
         &self,
         stream: &D::Stream,
         acts: &mut Activations<D>,
-        batch: usize,
+        rows: Range<usize>,
         global_batch: u64,
     ) -> Result<f64> {
-        check_batch("loss", acts, batch)?;
+        check_rows("loss", acts, &rows)?;
+        let batch = rows.len();
         if global_batch < (batch as u64).max(1) {
             return Err(DenseError::GlobalBatch { batch, global_batch });
         }
         let input = LossInput {
             loss: self.spec.loss,
             global_batch,
+            first: rows.start,
             logits: &acts.logits,
             labels: &acts.labels,
             sample_weights: &acts.sample_weights,
@@ -136,25 +142,30 @@ impl<D: DenseOps> Dlrm<D> {
         Ok(self.device.loss(Pass { stream, batch }, input, dlogits, partial)?)
     }
 
-    /// From `acts.dlogits` to the gradients of all parameters and to `acts.dx0`. `on_bucket` is
-    /// called as each bucket's gradients become final, in order; an error from it stops the pass.
+    /// From `acts.dlogits` to the gradients of all parameters and to `acts.dx0`, of the samples
+    /// `rows`, which went forward last. Gradients of parameters are stored as `store` says: those
+    /// of a batch's parts add up. `on_bucket` is called as this pass is done with each bucket, in
+    /// order; an error from it stops the pass.
     ///
     /// Errors: [`DenseError::BatchTooLarge`], [`DenseError::Device`], the caller's own.
     pub fn backward<E: From<DenseError>>(
         &mut self,
         stream: &D::Stream,
         acts: &mut Activations<D>,
-        batch: usize,
+        rows: Range<usize>,
+        store: ParamGrad,
         mut on_bucket: impl FnMut(Bucket<'_, D>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        check_batch("backward", acts, batch)?;
-        let pass = Pass { stream, batch };
+        check_rows("backward", acts, &rows)?;
+        let pass = Pass { stream, batch: rows.len() };
         let (device, spec) = (&self.device, &self.spec);
         let (stride, width) = (spec.stride(), spec.interaction_width());
         let Activations { dense, x0, dx0, dlogits, bottom, interaction, top, .. } = acts;
-        let x0 = Rows::<D>::new(x0, 0, stride);
+        let start = rows.start * stride; // in x0 and dx0
+        let x0 = Rows::<D>::new(x0, start, stride);
         let mut backward = Backward {
             pass,
+            store,
             device,
             layout: &self.layout,
             weights: &self.weights,
@@ -169,14 +180,14 @@ impl<D: DenseOps> Dlrm<D> {
         let (mut front, mut back) = (front, back);
 
         if spec.wide {
-            let dx = RowsMut::new(&mut *dx0, spec.wide_column(0), stride);
-            let dy = Rows::new(dlogits, 0, 1);
+            let dx = RowsMut::new(&mut *dx0, start + spec.wide_column(0), stride);
+            let dy = Rows::new(dlogits, rows.start, 1);
             lift(device.spread_column(pass, spec.features.len(), dy, dx))?;
         }
         let layers = &self.layout.top;
         for (i, &layer) in layers.iter().enumerate().rev() {
             let dy = match i + 1 == layers.len() {
-                true => Rows::new(dlogits, 0, 1),
+                true => Rows::new(dlogits, rows.start, 1),
                 false => Rows::new(&*front, 0, layer.outputs),
             };
             if i > 0 {
@@ -187,7 +198,7 @@ impl<D: DenseOps> Dlrm<D> {
                 continue;
             }
             let (x, dx) = match &mut *interaction {
-                Between::Concat => (x0, RowsMut::new(&mut *dx0, 0, stride)),
+                Between::Concat => (x0, RowsMut::new(&mut *dx0, start, stride)),
                 Between::Dot { y, dy } => (Rows::new(&*y, 0, width), RowsMut::new(dy, 0, width)),
                 Between::Dcn { layers, dx, .. } => {
                     let x = layers.last().map_or(x0, |last| Rows::new(&last.y, 0, width));
@@ -200,7 +211,8 @@ impl<D: DenseOps> Dlrm<D> {
         match interaction {
             Between::Concat => {}
             Between::Dot { dy, .. } => {
-                let (dy, dx) = (Rows::new(&*dy, 0, width), RowsMut::new(&mut *dx0, 0, stride));
+                let dx = RowsMut::new(&mut *dx0, start, stride);
+                let dy = Rows::new(&*dy, 0, width);
                 lift(device.dot_grad(pass, dot_shape(spec), x0, dy, dx))?;
             }
             Between::Dcn { layers, dx, du, dh } => {
@@ -210,7 +222,7 @@ impl<D: DenseOps> Dlrm<D> {
                     let u = Rows::new(&layers[i].u, 0, width);
                     let input = CrossInput { dy: Rows::new(&*dx, 0, width), x0, u };
                     let to = RowsMut::new(&mut *du, 0, width);
-                    let to_x0 = RowsMut::new(&mut *dx0, 0, stride);
+                    let to_x0 = RowsMut::new(&mut *dx0, start, stride);
                     let layer = CrossLayer { cols: width, first, last };
                     lift(device.cross_grad(pass, layer, input, to, to_x0))?;
 
@@ -220,7 +232,7 @@ impl<D: DenseOps> Dlrm<D> {
 
                     let dy = Rows::new(&*dh, 0, rank);
                     let (x, to) = if first {
-                        (x0, RowsMut::new(&mut *dx0, 0, stride))
+                        (x0, RowsMut::new(&mut *dx0, start, stride))
                     } else {
                         (Rows::new(&layers[i - 1].y, 0, width), RowsMut::new(&mut *dx, 0, width))
                     };
@@ -231,16 +243,17 @@ impl<D: DenseOps> Dlrm<D> {
 
         let layers = &self.layout.bottom;
         if !layers.is_empty() {
-            let dy = RowsMut::new(&mut *dx0, 0, stride);
+            let dy = RowsMut::new(&mut *dx0, start, stride);
             lift(device.relu_grad(pass, spec.dense_width(), x0, dy))?;
         }
         for (i, &layer) in layers.iter().enumerate().rev() {
             let dy = match i + 1 == layers.len() {
-                true => Rows::new(&*dx0, 0, stride),
+                true => Rows::new(&*dx0, start, stride),
                 false => Rows::new(&*front, 0, layer.outputs),
             };
             if i == 0 {
-                backward.linear(layer, dy, Rows::new(dense, 0, layer.inputs), None)?;
+                let x = Rows::new(dense, rows.start * layer.inputs, layer.inputs);
+                backward.linear(layer, dy, x, None)?;
                 continue;
             }
             let x = Rows::new(&bottom[i - 1], 0, layer.inputs);
@@ -255,6 +268,7 @@ impl<D: DenseOps> Dlrm<D> {
 /// Backward through linear layers in flat order, handing finished buckets on.
 struct Backward<'a, D: DenseOps, F> {
     pass: Pass<'a, D>,
+    store: ParamGrad,
     device: &'a D,
     layout: &'a Layout,
     weights: &'a D::Buffer<f32>,
@@ -278,7 +292,8 @@ impl<D: DenseOps, F> Backward<'_, D, F> {
         F: FnMut(Bucket<'_, D>) -> std::result::Result<(), E>,
     {
         let (grads, scratch) = (&mut *self.grads, &mut *self.scratch);
-        lift(self.device.linear_grad_params(self.pass, layer, dy, x, grads, scratch))?;
+        let (pass, store) = (self.pass, self.store);
+        lift(self.device.linear_grad_params(pass, layer, dy, x, store, grads, scratch))?;
         let done = match layer.bias {
             Some(bias) => bias + layer.outputs,
             None => layer.weight + layer.inputs * layer.outputs,
@@ -318,14 +333,14 @@ fn dot_shape(spec: &ModelSpec) -> DotShape {
     DotShape { vectors: spec.vectors(), dim, copied: spec.dense_width() }
 }
 
-fn check_batch<D: DenseOps>(
+fn check_rows<D: DenseOps>(
     operation: &'static str,
     acts: &Activations<D>,
-    batch: usize,
+    rows: &Range<usize>,
 ) -> Result<()> {
     let max_batch = acts.max_batch();
-    if batch > max_batch {
-        return Err(DenseError::BatchTooLarge { operation, batch, max_batch });
+    if rows.end > max_batch {
+        return Err(DenseError::BatchTooLarge { operation, batch: rows.end, max_batch });
     }
     Ok(())
 }

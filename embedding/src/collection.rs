@@ -8,10 +8,12 @@ use tessera_cache::{CacheError, Plane, RowStore, StoreStats};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
+use crate::fetch::FetchPool;
 use crate::tiers::{Place, open_store, places};
 use crate::{
-    BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Lookup, LookupOps, Precision, Resolver, Result,
-    Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, Tiers, UpdateStats,
+    BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Fetchers, Lookup, LookupOps, Marked, Precision,
+    Resolver, Result, Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, Tiers,
+    UpdateStats,
 };
 
 /// Values copied at a time when a state tensor is cut out of the state plane.
@@ -24,6 +26,7 @@ const CHUNK_VALUES: usize = 1 << 18;
 pub struct EmbeddingCollection<D: LookupOps> {
     pub(crate) resolver: Resolver<D>,
     pub(crate) stores: Vec<Box<dyn RowStore<D>>>,
+    pub(crate) fetchers: Fetchers,
 }
 
 impl<D: LookupOps> fmt::Debug for EmbeddingCollection<D> {
@@ -62,24 +65,31 @@ impl<D: LookupOps> EmbeddingCollection<D> {
     ) -> Result<Self> {
         let schema = Schema::new(tables, features, seed)?;
         let places = places(tiers, schema.tables())?;
-        Self::of_schema(device, stream, schema, &places)
+        let pool = tiers.map(|_| FetchPool::new()).transpose()?;
+        Self::of_schema(device, stream, schema, &places, pool)
     }
 
-    /// The tables of a schema, each at its place, as [`EmbeddingCollection::new`].
+    /// The tables of a schema, each at its place, as [`EmbeddingCollection::new`]. `pool` fetches
+    /// rows that move.
     pub(crate) fn of_schema(
         device: D,
         stream: &D::Stream,
         schema: Schema,
         places: &[Place],
+        pool: Option<Arc<FetchPool>>,
     ) -> Result<Self> {
         let schema = Arc::new(schema);
-        let stores = places
+        let stores: Vec<Box<dyn RowStore<D>>> = places
             .iter()
             .enumerate()
             .map(|(index, place)| open_store(&device, stream, &schema, index, place))
             .collect::<Result<_>>()?;
-        let moving = places.iter().map(|place| *place != Place::Resident).collect();
-        Ok(Self { resolver: Resolver { device, schema, scratch: Arc::default(), moving }, stores })
+        let moving: Arc<[bool]> = places.iter().map(|place| *place != Place::Resident).collect();
+        let fetched = moving.iter().zip(&stores);
+        let fetched = fetched.map(|(&moves, store)| moves.then(|| store.fetcher())).collect();
+        let fetchers = Fetchers::new(&schema, fetched, pool.filter(|_| moving.contains(&true)));
+        let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
+        Ok(Self { resolver, stores, fetchers })
     }
 
     /// The tables and features.
@@ -139,10 +149,27 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         lookup: &Lookup<D>,
         grad: &D::Buffer<f32>, // (bags, stride)
         stride: usize,
+        marked: Marked<'_>,
         out: &mut [f32],
     ) -> Result<()> {
         self.check("row gradients", lookup, grad.len(), stride)?;
-        self.device().row_gradients(stream, &lookup.staged, grad, stride, out)
+        self.device().row_gradients(stream, &lookup.staged, grad, stride, marked, out)
+    }
+
+    /// Writes the weights of single rows of a table of float32 that stays in device memory.
+    pub(crate) fn scatter_weights(
+        &mut self,
+        stream: &D::Stream,
+        table: usize,
+        rows: &[u64],
+        values: &[f32], // (rows, dim)
+    ) -> Result<()> {
+        let Resolver { device, schema, .. } = &self.resolver;
+        let row_bytes = schema.tables()[table].dim * size_of::<f32>();
+        let (weights, _) = self.stores[table].planes_mut();
+        let bytes = bytemuck::cast_slice(values);
+        let scattered = device.scatter_rows(stream, bytes, rows, row_bytes, weights);
+        scattered.map_err(of_table(&schema.tables()[table]))
     }
 
     /// Squared norm of the gradients that [`EmbeddingCollection::update`] would use, before

@@ -4,6 +4,22 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddingError {
+    /// A batch cannot be cut into so many parts.
+    #[error("micro-batches: {given} are not from 1 to {max}")]
+    MicroBatches {
+        /// Asked for.
+        given: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The system starts no threads to fetch rows.
+    #[error(
+        "fetching rows: cannot start threads: {reason}; raise the limit on threads (ulimit -u)"
+    )]
+    Threads {
+        /// What it said.
+        reason: String,
+    },
     /// Tables or features are described wrongly; every fault is listed.
     #[error("embedding tables: {}", faults.join("; "))]
     Spec {

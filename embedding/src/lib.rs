@@ -21,6 +21,7 @@ compile_error!("row slots and element offsets are 64 bits: a 64-bit target is ne
 mod collection;
 mod cpu;
 mod error;
+mod fetch;
 mod metrics;
 mod ops;
 mod optimizer;
@@ -34,12 +35,16 @@ mod tiers;
 pub use collection::EmbeddingCollection;
 pub use cpu::{CpuLookup, CpuScratch};
 pub use error::{EmbeddingError, Result};
+pub use fetch::Fetchers;
 pub use metrics::EmbeddingMetrics;
-pub use ops::{Lookup, LookupOps, Reach, Stores, UpdateStats};
+pub use ops::{Lookup, LookupOps, Marked, Reach, Stores, UpdateStats};
 pub use optimizer::{
     Clip, RowSum, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay,
 };
 pub use resolve::{BadIdPolicy, FeatureRows, HostLookup, Resolver, Row};
-pub use sharded::{Held, Routed, ShardedCollection, SyncStats};
+pub use sharded::{
+    Held, MICRO_BATCHES_MAX, Routed, RoutedFetchers, Router, ShardedCollection, SyncStats,
+    micro_batches,
+};
 pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};
 pub use tiers::{ColdTier, Tiers};

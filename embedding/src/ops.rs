@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{Lease, Resident, RowOps, RowStore};
+use tessera_cache::{Fetched, Lease, Resident, RowOps, RowStore};
 
 use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep};
 
@@ -39,6 +39,20 @@ pub struct Reach<'a> {
     /// Rows, or numbers, that an operation by rows works on; an operation by bags finds all that
     /// its bags hold in reach.
     pub rows: Range<u64>,
+}
+
+/// Which of a lookup's different rows, table after table and ascending, an operation works on.
+#[derive(Clone, Copy, Debug)]
+pub enum Marked<'a> {
+    /// All.
+    All,
+    /// Those whose mark is `mark`, with a mark a row.
+    With {
+        /// One a row.
+        marks: &'a [u8],
+        /// The mark of those meant.
+        mark: u8,
+    },
 }
 
 /// The batch-level operations on tables, implemented once a device.
@@ -145,13 +159,15 @@ pub trait LookupOps: RowOps {
 
     /// Each different row's summed gradient, as an update would use it before clipping: row `i`
     /// of table `t` (rows ascending) at `out[start_t + i * dim_t ..][.. dim_t]`, where `start_t`
-    /// is the end of the table before. `out` is as long as that takes.
+    /// is the end of the table before. `out` is as long as that takes. Rows that are not `marked`
+    /// keep what is there.
     fn row_gradients(
         &self,
         stream: &Self::Stream,
         lookup: &Self::Lookup,
         grad: &Self::Buffer<f32>, // (bags, stride)
         stride: usize,
+        marked: Marked<'_>,
         out: &mut [f32],
     ) -> Result<()>;
 
@@ -194,6 +210,8 @@ pub struct Lookup<D: LookupOps> {
     policy: BadIdPolicy,
     /// For each table whose rows move between tiers: the different rows, ascending.
     pub(crate) moving: Vec<Option<Arc<Vec<u64>>>>,
+    /// Those that were fetched ahead and are not held yet.
+    pub(crate) fetched: Option<Vec<Option<Fetched>>>,
     /// What holds them in device memory, once a forward pass has brought all of them there.
     pub(crate) held: Option<Vec<Option<Lease>>>,
 }
@@ -222,6 +240,7 @@ impl<D: LookupOps> Lookup<D> {
             bad_ids: host.bad_ids.clone(),
             policy: host.policy,
             moving: host.numbered.clone(),
+            fetched: None,
             held: None,
             staged: resolver.device.stage(stream, &resolver.schema, &resolver.scratch, host)?,
         })

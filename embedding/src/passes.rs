@@ -11,10 +11,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{CacheError, Lease};
+use tessera_cache::{Fetched, Lease};
 use tessera_device::DeviceBuffer;
 
 use crate::collection::{check_step, of_table};
+use crate::fetch::exceeds_slots;
 use crate::{
     EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Reach, Result, SparseStep, Stores,
     UpdateStats,
@@ -40,9 +41,28 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             return Err(EmbeddingError::ForeignLookup { operation: "hold" });
         }
         if lookup.held.is_none() {
-            lookup.held = self.lease_all(stream, &lookup.moving)?;
+            lookup.held = match lookup.fetched.take() {
+                Some(fetched) => Some(self.install_all(stream, fetched)?),
+                None => self.lease_all(stream, &lookup.moving)?,
+            };
         }
         Ok(())
+    }
+
+    /// Puts rows that were fetched ahead into slots.
+    fn install_all(
+        &mut self,
+        stream: &D::Stream,
+        fetched: Vec<Option<Fetched>>,
+    ) -> Result<Vec<Option<Lease>>> {
+        let tables = self.stores.iter_mut().zip(self.resolver.schema.tables()).zip(fetched);
+        let device = &self.resolver.device;
+        tables
+            .map(|((store, spec), fetched)| {
+                let installed = fetched.map(|fetched| store.install(device, stream, fetched));
+                installed.transpose().map_err(of_table(spec))
+            })
+            .collect()
     }
 
     /// Pools every bag of a lookup: feature `f` of bag `b` at
@@ -64,9 +84,21 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         out: &mut D::Buffer<f32>, // (bags, stride)
         stride: usize,
     ) -> Result<()> {
+        let bags = 0..lookup.bags();
+        self.forward_bags(stream, lookup, bags, out, stride)
+    }
+
+    /// [`EmbeddingCollection::forward`] of some bags.
+    pub(crate) fn forward_bags(
+        &mut self,
+        stream: &D::Stream,
+        lookup: &mut Lookup<D>,
+        bags: Range<usize>,
+        out: &mut D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+    ) -> Result<()> {
         self.check("lookup", lookup, out.len(), stride)?;
         self.hold(stream, lookup)?;
-        let bags = 0..lookup.bags();
         match &lookup.held {
             Some(held) => {
                 let reach = self.whole_reach(&lookup.moving, held);
@@ -274,19 +306,12 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             if let Some(rows) =
                 rows.filter(|rows| rows.len() as u64 > self.stores[table].capacity())
             {
-                drop(self.prefetch(stream, table, rows)?);
+                let refused = self.stores[table].fetcher().fetch(rows);
+                drop(refused.map_err(of_table(&self.resolver.schema.tables()[table]))?);
             }
         }
-        let tables = rows.iter().enumerate();
-        tables
-            .map(|(table, rows)| rows.map(|rows| self.prefetch(stream, table, rows)).transpose())
-            .collect()
-    }
-
-    fn prefetch(&mut self, stream: &D::Stream, table: usize, rows: &[u64]) -> Result<Lease> {
-        let device = &self.resolver.device;
-        let leased = self.stores[table].prefetch(device, stream, rows);
-        leased.map_err(of_table(&self.resolver.schema.tables()[table]))
+        let fetched = self.fetchers.fetch_rows(rows)?;
+        self.install_all(stream, fetched)
     }
 
     /// Everything that a lookup reads, where leases hold all of it.
@@ -316,9 +341,4 @@ impl Pass {
         let tables = self.slots.iter().enumerate();
         tables.map(|(table, slots)| Reach { slots: slots.as_deref(), rows: rows(table) }).collect()
     }
-}
-
-/// Whether a store has too few slots for what was asked of it at once.
-fn exceeds_slots(error: &EmbeddingError) -> bool {
-    matches!(error, EmbeddingError::Store { source: CacheError::WorkingSet { .. }, .. })
 }

@@ -232,10 +232,24 @@ pub enum ClipConfig {
 /// How a step is staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelineConfig {
-    /// Whether batches are read on a thread of their own.
+    /// What overlaps.
     pub mode: PipelineMode,
-    /// Batches read ahead at the most, in mode `prefetch`.
-    pub depth: NonZeroUsize,
+    /// Batches on their way at the most; `None` as many as steps turn out to wait for. One in mode
+    /// serial.
+    pub depth: Option<NonZeroUsize>,
+    /// Parts that a batch is trained in.
+    pub micro_batches: NonZeroUsize,
+    /// Which samples share a part.
+    pub cluster: Cluster,
+}
+
+/// `pipeline.cluster`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cluster {
+    /// Neighbours in the data.
+    None,
+    /// Those that share rows.
+    Keys,
 }
 
 /// `pipeline.mode`.
@@ -243,8 +257,10 @@ pub struct PipelineConfig {
 pub enum PipelineMode {
     /// One stage after the other.
     Serial,
-    /// Reading overlaps training.
+    /// Reading, routing and fetching of later batches overlap training.
     Prefetch,
+    /// So they do, and exchanges of micro-batches overlap with each other's compute.
+    Nested,
 }
 
 /// How long to train, and what happens on the way.

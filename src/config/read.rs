@@ -5,14 +5,14 @@ use std::num::NonZeroUsize;
 
 use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticDense, SyntheticSpec};
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
-use tessera_embedding::BadIdPolicy;
+use tessera_embedding::{BadIdPolicy, MICRO_BATCHES_MAX};
 
 use super::parallel::{parallel, uneven};
 use super::section::Section;
 use super::table::{Shared, table};
 use super::tiers::tiers;
 use super::{
-    ClipConfig, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
+    ClipConfig, Cluster, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
     PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
 
@@ -21,6 +21,9 @@ const THREADS_MAX: usize = 4096;
 
 /// Most batches read ahead.
 const DEPTH_MAX: usize = 1024;
+
+/// Micro-batches of a batch in mode nested, where the configuration says nothing.
+const NESTED_MICRO_BATCHES: usize = 4;
 
 /// Reads the whole configuration. Only without a fault may the result be used.
 pub(super) fn config(mut root: Section<'_>) -> Config {
@@ -118,25 +121,34 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
 }
 
 fn pipeline(mut section: Section<'_>) -> PipelineConfig {
-    let mode = section
-        .choice("mode", &[("prefetch", PipelineMode::Prefetch), ("serial", PipelineMode::Serial)]);
+    let modes = [
+        ("prefetch", PipelineMode::Prefetch),
+        ("serial", PipelineMode::Serial),
+        ("nested", PipelineMode::Nested),
+    ];
+    let mode = section.choice("mode", &modes);
     let depth = match mode {
         PipelineMode::Serial => {
-            section.refuse("depth", "mode serial reads nothing ahead");
-            NonZeroUsize::MIN
+            section.refuse("depth", "mode serial prepares nothing ahead");
+            Some(NonZeroUsize::MIN)
         }
-        PipelineMode::Prefetch => {
-            let depth = section.at_least_one("depth", 4usize);
-            section.at_most("depth", depth, DEPTH_MAX);
-            NonZeroUsize::new(depth).unwrap_or(NonZeroUsize::MIN)
+        PipelineMode::Prefetch | PipelineMode::Nested => {
+            let depth = section.optional::<usize>("depth");
+            if depth == Some(0) {
+                section.fault("depth", "must be at least 1");
+            }
+            section.at_most("depth", depth.unwrap_or(1), DEPTH_MAX);
+            depth.and_then(NonZeroUsize::new)
         }
     };
-    if section.at_least_one("micro_batches", 1u64) != 1 {
-        section.fault("micro_batches", "this version runs a batch whole (1)");
-    }
-    section.choice("cluster", &[("none", ())]);
+    // Nothing overlaps inside a batch that is whole.
+    let usual = if mode == PipelineMode::Nested { NESTED_MICRO_BATCHES } else { 1 };
+    let micro_batches = section.at_least_one("micro_batches", usual);
+    section.at_most("micro_batches", micro_batches, MICRO_BATCHES_MAX);
+    let micro_batches = NonZeroUsize::new(micro_batches).unwrap_or(NonZeroUsize::MIN);
+    let cluster = section.choice("cluster", &[("none", Cluster::None), ("keys", Cluster::Keys)]);
     section.finish(None);
-    PipelineConfig { mode, depth }
+    PipelineConfig { mode, depth, micro_batches, cluster }
 }
 
 fn model(section: &mut Section<'_>) -> ModelConfig {

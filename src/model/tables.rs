@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tessera_cache::StoreStats;
 use tessera_data::Jagged;
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, Held, HostLookup, Lookup, LookupOps, Result, Routed, Schema,
+    BadIdPolicy, EmbeddingCollection, Held, HostLookup, Lookup, LookupOps, Result, Schema,
     ShardedCollection, SparseStep, UpdateStats,
 };
 
-use crate::metrics::Metrics;
+use super::router::{Found, FoundRows, RouterTables};
 
 /// The tables of a model.
 pub(super) enum Tables<D: LookupOps> {
@@ -24,12 +24,6 @@ pub(super) enum Tables<D: LookupOps> {
 pub(super) enum Checked<D: LookupOps> {
     Alone(Lookup<D>),
     Shared(HostLookup),
-}
-
-/// A batch that can be looked up.
-pub(super) enum Found<D: LookupOps> {
-    Alone(Lookup<D>),
-    Shared(Routed<D>),
 }
 
 /// A rectangle of a table that this rank holds.
@@ -70,21 +64,36 @@ impl<D: LookupOps> Tables<D> {
 
     /// Tells the owners of rows what the batch needs. A collective.
     pub(super) fn route(&mut self, stream: &D::Stream, checked: Checked<D>) -> Result<Found<D>> {
-        match (self, checked) {
-            (Self::Alone(_), Checked::Alone(lookup)) => Ok(Found::Alone(lookup)),
+        let (rows, samples) = match (self, checked) {
+            (Self::Alone(_), Checked::Alone(lookup)) => {
+                let samples = lookup.bags();
+                (FoundRows::Alone(lookup), samples)
+            }
             (Self::Shared(tables), Checked::Shared(batch)) => {
-                Ok(Found::Shared(tables.route(stream, batch)?))
+                let routed = tables.route(stream, batch)?;
+                let samples = routed.bags();
+                (FoundRows::Shared(routed), samples)
             }
             _ => unreachable!("a batch is used by the tables that checked it"),
-        }
+        };
+        Ok(Found { rows, micro: vec![0..samples] })
     }
 
-    /// Finds each row's occurrences, which an update needs.
-    pub(super) fn group(&self, stream: &D::Stream, found: &Found<D>) -> Result<()> {
-        match (self, found) {
-            (Self::Alone(tables), Found::Alone(lookup)) => tables.resolver().group(stream, lookup),
-            // Owners group what they were asked for when it comes to the update.
-            _ => Ok(()),
+    /// What routes batches for these tables on a thread of its own, in micro-batches. A
+    /// collective.
+    pub(super) fn router(&self, name: &str, micro_batches: usize) -> Result<RouterTables<D>> {
+        Ok(match self {
+            Self::Alone(tables) => {
+                RouterTables::Alone(tables.resolver().clone(), tables.fetchers())
+            }
+            Self::Shared(tables) => RouterTables::Shared(tables.router(name, micro_batches)?),
+        })
+    }
+
+    /// The step that messages belong to from now on.
+    pub(super) fn set_step(&self, step: u64) {
+        if let Self::Shared(tables) = self {
+            tables.set_step(step);
         }
     }
 
@@ -98,9 +107,9 @@ impl<D: LookupOps> Tables<D> {
 
     /// Brings the rows that a batch needs of this rank to device memory, if there is room.
     pub(super) fn hold(&mut self, stream: &D::Stream, found: &mut Found<D>) -> Result<()> {
-        match (self, found) {
-            (Self::Alone(tables), Found::Alone(lookup)) => tables.hold(stream, lookup),
-            (Self::Shared(tables), Found::Shared(routed)) => tables.hold(stream, routed),
+        match (self, &mut found.rows) {
+            (Self::Alone(tables), FoundRows::Alone(lookup)) => tables.hold(stream, lookup),
+            (Self::Shared(tables), FoundRows::Shared(routed)) => tables.hold(stream, routed),
             _ => unreachable!("a batch is used by the tables that checked it"),
         }
     }
@@ -113,36 +122,72 @@ impl<D: LookupOps> Tables<D> {
         }
     }
 
-    /// Pools the batch's bags. A collective.
-    pub(super) fn forward(
+    /// Begins to look a batch up. Alone, that is all of it: every bag is pooled into `out`. With
+    /// other ranks, vectors set out: of all micro-batches if they are to `overlap`. A collective.
+    pub(super) fn begin_forward(
         &mut self,
         stream: &D::Stream,
         found: &mut Found<D>,
+        overlap: bool,
         out: &mut D::Buffer<f32>, // (bags, stride)
         stride: usize,
     ) -> Result<()> {
-        match (self, found) {
-            (Self::Alone(tables), Found::Alone(lookup)) => {
+        match (self, &mut found.rows) {
+            (Self::Alone(tables), FoundRows::Alone(lookup)) => {
                 tables.forward(stream, lookup, out, stride)
             }
-            (Self::Shared(tables), Found::Shared(routed)) => {
-                tables.forward(stream, routed, out, stride)
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                tables.look_up(stream, routed)?;
+                let posted = if overlap { found.micro.len() } else { 0 };
+                (0..posted).try_for_each(|micro| tables.post_vectors(stream, routed, micro))
             }
-            _ => unreachable!("a batch is used by the tables that checked it"),
+            _ => unreachable!("a batch is used by the tables that routed it"),
         }
     }
 
-    /// Sends gradients to the owners of rows. A collective.
-    pub(super) fn exchange_gradients(
+    /// Pools the bags of a micro-batch, if [`Tables::begin_forward`] did not. A collective.
+    pub(super) fn forward_micro(
+        &mut self,
+        stream: &D::Stream,
+        found: &mut Found<D>,
+        micro: usize,
+        overlap: bool,
+        out: &mut D::Buffer<f32>, // (bags, stride)
+        stride: usize,
+    ) -> Result<()> {
+        match (self, &mut found.rows) {
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                if !overlap {
+                    tables.post_vectors(stream, routed, micro)?;
+                }
+                tables.forward_micro(stream, routed, micro, out, stride)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends the gradients to their owners that are complete after a micro-batch. A collective.
+    pub(super) fn post_gradients(
         &self,
         stream: &D::Stream,
         found: &mut Found<D>,
+        micro: usize,
         grad: &D::Buffer<f32>, // (bags, stride)
         stride: usize,
     ) -> Result<()> {
-        match (self, found) {
-            (Self::Shared(tables), Found::Shared(routed)) => {
-                tables.exchange_gradients(stream, routed, grad, stride)
+        match (self, &mut found.rows) {
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                tables.post_gradients(stream, routed, micro, grad, stride)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the gradients that were sent. A collective.
+    pub(super) fn receive_gradients(&self, stream: &D::Stream, found: &mut Found<D>) -> Result<()> {
+        match (self, &mut found.rows) {
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                tables.receive_gradients(stream, routed)
             }
             _ => Ok(()),
         }
@@ -156,11 +201,13 @@ impl<D: LookupOps> Tables<D> {
         grad: &D::Buffer<f32>, // (bags, stride)
         stride: usize,
     ) -> Result<f64> {
-        match (self, found) {
-            (Self::Alone(tables), Found::Alone(lookup)) => {
+        match (self, &found.rows) {
+            (Self::Alone(tables), FoundRows::Alone(lookup)) => {
                 tables.grad_sq_norm(stream, lookup, grad, stride)
             }
-            (Self::Shared(tables), Found::Shared(routed)) => tables.grad_sq_norm(stream, routed),
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                tables.grad_sq_norm(stream, routed)
+            }
             _ => unreachable!("a batch is used by the tables that checked it"),
         }
     }
@@ -174,11 +221,13 @@ impl<D: LookupOps> Tables<D> {
         stride: usize,
         step: &SparseStep,
     ) -> Result<UpdateStats> {
-        match (self, found) {
-            (Self::Alone(tables), Found::Alone(lookup)) => {
+        match (self, found.rows) {
+            (Self::Alone(tables), FoundRows::Alone(lookup)) => {
                 tables.update(stream, &lookup, grad, stride, step)
             }
-            (Self::Shared(tables), Found::Shared(routed)) => tables.update(stream, routed, step),
+            (Self::Shared(tables), FoundRows::Shared(routed)) => {
+                tables.update(stream, routed, step)
+            }
             _ => unreachable!("a batch is used by the tables that checked it"),
         }
     }
@@ -211,7 +260,7 @@ impl<D: LookupOps> Tables<D> {
 
     /// Gives back the memory of a batch that is only looked up.
     pub(super) fn finish(&mut self, found: Found<D>) {
-        if let (Self::Shared(tables), Found::Shared(routed)) = (self, found) {
+        if let (Self::Shared(tables), FoundRows::Shared(routed)) = (self, found.rows) {
             tables.finish(routed);
         }
     }
@@ -309,22 +358,4 @@ fn holds<D: LookupOps>(held: &Held<D>, table: usize, rows: &Range<u64>, column: 
 fn within<D: LookupOps>(held: &Held<D>, rows: &Range<u64>) -> Range<u64> {
     let first = held.rows().start;
     rows.start - first..rows.end - first
-}
-
-impl<D: LookupOps> Found<D> {
-    /// Rows that this rank looks up, for itself and for others.
-    pub(super) fn rows_asked(&self) -> u64 {
-        match self {
-            Self::Alone(lookup) => lookup.rows_read().iter().sum(),
-            Self::Shared(routed) => routed.rows_asked(),
-        }
-    }
-
-    /// Counts a lookup that was done, and its time in seconds.
-    pub(super) fn observe(&self, metrics: &Metrics, seconds: f64) {
-        match self {
-            Self::Alone(lookup) => metrics.embedding.observe_lookup(lookup, seconds),
-            Self::Shared(routed) => metrics.embedding.observe_routed(routed, seconds),
-        }
-    }
 }

@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 
 use prometheus::Registry;
 use tessera::checkpoint::step_dir;
+use tessera::clock::Clock;
 use tessera::config::Config;
 use tessera::metrics::Metrics;
-use tessera::model::{Clock, FirstValues, Model};
+use tessera::model::{FirstValues, Model};
+use tessera::pipeline::{Feeder, Next};
 use tessera::run_dir::RunDir;
-use tessera::shares::Share;
 use tessera::signals::Signals;
-use tessera::source::{Batches, Next};
 use tessera::trainer::Trainer;
-use tessera_data::Event;
 use tessera_device::Cpu;
 
 use super::common::Project;
@@ -105,20 +104,20 @@ fn train(project: &Project, set: &[&str]) -> (Page, Option<String>) {
     let signals = Signals::default();
     let mut trainer = Trainer::new(&config, &metrics, &signals, model);
     let mut run = RunDir::create(&project.path("run")).unwrap();
-    let position = trainer.moment().position;
-    let mut batches = Batches::train(&config, position, &metrics.data, &signals).unwrap().unwrap();
+    let (model, moment) = (trainer.model(), trainer.moment());
+    let feeder = Feeder::new(&config, model, moment, &metrics, &signals).unwrap();
+    let mut feeder = feeder.expect("there are no signals");
     let mut go = || -> tessera::Result<()> {
         loop {
-            let clock = Clock::start();
-            match batches.next_event()? {
-                Next::End | Next::Stopped => {
+            let mut clock = Clock::start();
+            match feeder.next(&mut clock)? {
+                Next::End | Next::Signal(_) => {
                     let folder = run.checkpoints();
                     return trainer.checkpoint(Some(&mut run), &folder, false);
                 }
-                Next::Event(Event::EpochEnd { .. }) => {}
-                Next::Event(Event::Batch { batch, epoch, after }) => {
-                    let share = Share::whole(batch, epoch, after);
-                    trainer.step(Some(&mut run), &share, clock)?;
+                Next::EpochEnd => {}
+                Next::Step(fed) => {
+                    trainer.step(Some(&mut run), *fed, clock)?;
                 }
             }
         }

@@ -9,10 +9,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
+use tessera::clock::Clock;
 use tessera::config::Config;
 use tessera::metrics::Metrics;
-use tessera::model::{Clock, FirstValues, Model};
-use tessera::shares::{Shares, Turn};
+use tessera::model::{FirstValues, Model};
+use tessera::pipeline::{Feeder, Next};
 use tessera::signals::Signals;
 use tessera::trainer::Trainer;
 use tessera_comm::{Communicator, Options, threads};
@@ -55,20 +56,20 @@ fn train(
     let rank = world.rank();
     let device = Cpu::new(NonZeroUsize::new(1))?;
     let model = Model::on_ranks(&device, config, FirstValues::Drawn, plan, world)?;
-    let ranks = model.ranks();
     let metrics = Metrics::register(&Registry::new(), model.table_names())?;
     let mut trainer = Trainer::new(config, &metrics, signals, model);
-    let shares = Shares::train(config, ranks, trainer.moment(), &metrics.data, signals)?;
-    let mut shares = shares.expect("there are no signals");
+    let (model, moment) = (trainer.model(), trainer.moment());
+    let feeder = Feeder::new(config, model, moment, &metrics, signals)?;
+    let mut feeder = feeder.expect("there are no signals");
     loop {
-        let step = trainer.moment().step;
-        match shares.next_turn(step)? {
-            Turn::Step(share) => {
-                before(rank, step + 1);
-                trainer.step(None, &share, Clock::start())?;
+        let mut clock = Clock::start();
+        match feeder.next(&mut clock)? {
+            Next::Step(fed) => {
+                before(rank, fed.step);
+                trainer.step(None, *fed, clock)?;
             }
-            Turn::EpochEnd => {}
-            Turn::End | Turn::Stopped => return Ok(step),
+            Next::EpochEnd => {}
+            Next::End | Next::Signal(_) => return Ok(trainer.moment().step),
         }
     }
 }

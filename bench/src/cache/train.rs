@@ -15,8 +15,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tessera::clock::Clock;
 use tessera::config::Config;
-use tessera::model::Clock;
 use tessera_cache::StoreStats;
 use tessera_data::Batch;
 use tessera_device::Cpu;

@@ -16,7 +16,7 @@ use self::gemm::{Form, Product, Store, gemm};
 use self::parallel::{pieces, row_groups, rows_mut, rows_mut2};
 use crate::ops::{
     Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
-    LossInput, Pass, Rows, RowsMut, SUM_BLOCK, Update,
+    LossInput, ParamGrad, Pass, Rows, RowsMut, SUM_BLOCK, Update,
 };
 use crate::optimizer::Rule;
 
@@ -128,6 +128,7 @@ impl DenseOps for Cpu {
         layer: Linear,
         dy: Rows<'_, Self>,
         x: Rows<'_, Self>,
+        store: ParamGrad,
         grads: &mut HostBuffer<f32>,
         scratch: &mut HostBuffer<f32>,
     ) -> Result<()> {
@@ -150,7 +151,8 @@ impl DenseOps for Cpu {
         if let Some(bias) = bias {
             let sums = &mut grads[bias..bias + outputs];
             rows_mut(self, (outputs, 1, batch.max(1)), sums, 1, |r, sum| {
-                sum[0] = vector::sum(simd, &turned_dy[r * turned..][..batch]);
+                let here = vector::sum(simd, &turned_dy[r * turned..][..batch]);
+                sum[0] = if store == ParamGrad::Add { sum[0] + here } else { here };
             });
         }
         let product = Product {
@@ -164,7 +166,8 @@ impl DenseOps for Cpu {
             form: Form::Plain,
         };
         let out = &mut grads[weight..weight + inputs * outputs];
-        gemm(self, product, Store::Replace, out, inputs, |_, _, _| {});
+        let store = if store == ParamGrad::Add { Store::Add } else { Store::Replace };
+        gemm(self, product, store, out, inputs, |_, _, _| {});
         Ok(())
     }
 
@@ -328,8 +331,9 @@ impl DenseOps for Cpu {
         dlogits: &mut HostBuffer<f32>,
         scratch: &mut HostBuffer<f64>,
     ) -> Result<f64> {
-        let (logits, labels) = (&input.logits[..batch], &input.labels[..batch]);
-        let weights = &input.sample_weights[..batch];
+        let samples = input.first..input.first + batch;
+        let (logits, labels) = (&input.logits[samples.clone()], &input.labels[samples.clone()]);
+        let weights = &input.sample_weights[samples.clone()];
         let partial = &mut scratch[..batch.div_ceil(LOSS_BLOCK)];
         let rows = input.global_batch as f64;
         let block = |(i, (grads, partial)): (usize, (&mut [f32], &mut f64))| {
@@ -342,7 +346,7 @@ impl DenseOps for Cpu {
             }
         };
         self.run(|| {
-            let grads = dlogits[..batch].par_chunks_mut(LOSS_BLOCK);
+            let grads = dlogits[samples].par_chunks_mut(LOSS_BLOCK);
             grads.zip(partial.par_iter_mut()).enumerate().for_each(block);
         });
         Ok(partial.iter().sum::<f64>() / rows)

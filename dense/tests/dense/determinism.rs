@@ -1,6 +1,6 @@
 //! The same bits on any number of threads, in any activations.
 
-use tessera_dense::{Clip, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec};
+use tessera_dense::{Clip, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec, ParamGrad};
 use tessera_device::Cpu;
 
 use crate::fixture::{Fixture, cpu, spec};
@@ -92,10 +92,10 @@ fn the_size_and_the_history_of_the_activations_do_not_matter() {
                 larger.acts.labels[r] = f32::NAN;
             }
             let Fixture { stream, dlrm, acts, .. } = &mut larger;
-            dlrm.forward(stream, acts, 600).unwrap();
-            assert!(dlrm.loss(stream, acts, 600, 600).unwrap().is_nan());
+            dlrm.forward(stream, acts, 0..600).unwrap();
+            assert!(dlrm.loss(stream, acts, 0..600, 600).unwrap().is_nan());
             let ignore = |_: tessera_dense::Bucket<'_, Cpu>| Ok::<_, tessera_dense::DenseError>(());
-            dlrm.backward(stream, acts, 600, ignore).unwrap();
+            dlrm.backward(stream, acts, 0..600, ParamGrad::Store, ignore).unwrap();
             larger.batch = batch;
             assert!(train(&mut larger) == want, "{interaction:?}, batch {batch}");
         }

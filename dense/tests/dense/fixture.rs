@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use tessera_dense::{
     Activations, Bucket, DenseError, DenseOptimizer, DenseStep, Dlrm, Interaction, Loss, ModelSpec,
-    Role,
+    ParamGrad, Role,
 };
 use tessera_device::{Cpu, CpuStream, Device};
 
@@ -76,8 +76,8 @@ impl Fixture {
     /// Forward, loss and backward; returns the loss and the number of buckets handed over.
     pub fn step(&mut self, global_batch: u64) -> (f64, usize) {
         let Self { stream, dlrm, acts, batch, .. } = self;
-        dlrm.forward(stream, acts, *batch).unwrap();
-        let loss = dlrm.loss(stream, acts, *batch, global_batch).unwrap();
+        dlrm.forward(stream, acts, 0..*batch).unwrap();
+        let loss = dlrm.loss(stream, acts, 0..*batch, global_batch).unwrap();
         let mut buckets = 0;
         let on_bucket = |mut bucket: Bucket<'_, Cpu>| -> Result<(), DenseError> {
             assert_eq!(bucket.index, buckets);
@@ -85,7 +85,7 @@ impl Fixture {
             buckets += 1;
             Ok(())
         };
-        dlrm.backward(stream, acts, *batch, on_bucket).unwrap();
+        dlrm.backward(stream, acts, 0..*batch, ParamGrad::Store, on_bucket).unwrap();
         (loss, buckets)
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tessera_dense::{
     Clip, DenseError, DenseOps, DenseOptimizer, DenseStep, Dlrm, DotShape, Interaction, Loss,
-    ModelSpec, Pass, Rows, RowsMut,
+    ModelSpec, ParamGrad, Pass, Rows, RowsMut,
 };
 use tessera_device::Device;
 
@@ -87,11 +87,12 @@ fn dlrm_tiny_run_within_printed_digits() {
                 acts.x0[at + d] += tables[t][id * 2 + d];
             }
         }
-        dlrm.forward(&stream, &mut acts, batch).unwrap();
-        let loss = dlrm.loss(&stream, &mut acts, batch, batch as u64).unwrap();
+        dlrm.forward(&stream, &mut acts, 0..batch).unwrap();
+        let loss = dlrm.loss(&stream, &mut acts, 0..batch, batch as u64).unwrap();
         let want = golden["loss"][step].as_f64().unwrap();
         assert!((loss - want).abs() < 4e-6, "step {step}: loss {loss}, expected {want}");
-        dlrm.backward(&stream, &mut acts, batch, |_| Ok::<(), DenseError>(())).unwrap();
+        dlrm.backward(&stream, &mut acts, 0..batch, ParamGrad::Store, |_| Ok::<(), DenseError>(()))
+            .unwrap();
         for &(t, id, at) in &uses {
             for d in 0..2 {
                 tables[t][id * 2 + d] -= lr * acts.dx0[at + d];

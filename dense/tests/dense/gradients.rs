@@ -1,6 +1,7 @@
 //! Losses and gradients of every kind of model against the oracle and its finite differences.
 
-use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec};
+use tessera_dense::{Bucket, DenseError, DenseOptimizer, Interaction, Loss, ModelSpec, ParamGrad};
+use tessera_device::Cpu;
 
 use crate::fixture::{Fixture, cpu, spec};
 use crate::oracle::{self, Params, Sample};
@@ -145,5 +146,49 @@ fn every_dim_from_1_to_33() {
         spec.bottom[0] = dim;
         spec.top = vec![dim, 1];
         check(spec, 3, false);
+    }
+}
+
+/// A batch that goes forward and backward in parts has the loss, and the gradients, of the whole
+/// batch but for how their sums are grouped.
+#[test]
+fn gradients_of_a_batchs_parts_add_up_to_those_of_the_whole() {
+    let interactions =
+        [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }];
+    for interaction in interactions {
+        for cuts in [vec![0, 13], vec![0, 1, 13], vec![0, 5, 5, 9, 13], vec![0, 0, 13]] {
+            let fixture = || {
+                Fixture::new(
+                    &cpu(2),
+                    spec(interaction.clone(), &[4, 4]),
+                    DenseOptimizer::Sgd { lr: 0.1 },
+                    13,
+                )
+            };
+            let (mut whole, mut parts) = (fixture(), fixture());
+            let (expected, _) = whole.step(20);
+            let Fixture { stream, dlrm, acts, .. } = &mut parts;
+            let mut loss = 0.0;
+            for (part, ends) in cuts.windows(2).enumerate() {
+                let rows = ends[0]..ends[1];
+                dlrm.forward(stream, acts, rows.clone()).unwrap();
+                loss += dlrm.loss(stream, acts, rows.clone(), 20).unwrap();
+                let store = if part == 0 { ParamGrad::Store } else { ParamGrad::Add };
+                let ignore = |_: Bucket<'_, Cpu>| Ok::<(), DenseError>(());
+                dlrm.backward(stream, acts, rows, store, ignore).unwrap();
+            }
+            assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
+            let close = |a: &[f32], b: &[f32]| {
+                let largest = a.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * largest)
+            };
+            assert!(close(whole.dlrm.grads(), parts.dlrm.grads()), "{interaction:?} {cuts:?}");
+            let first = whole.dlrm.spec().dense_width();
+            let stride = whole.dlrm.spec().stride();
+            for (a, b) in whole.acts.dx0.chunks(stride).zip(parts.acts.dx0.chunks(stride)) {
+                let used = first..whole.dlrm.spec().input_width();
+                assert!(close(&a[used.clone()], &b[used]), "{interaction:?} {cuts:?}");
+            }
+        }
     }
 }

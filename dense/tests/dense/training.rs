@@ -1,7 +1,8 @@
 //! Optimizers against f64 loops, clipping, norms, faults, names and edges of the model.
 
 use tessera_dense::{
-    Clip, DenseError, DenseOptimizer, DenseStep, Dlrm, Interaction, ModelSpec, Role, sigmoid,
+    Clip, DenseError, DenseOptimizer, DenseStep, Dlrm, Interaction, ModelSpec, ParamGrad, Role,
+    sigmoid,
 };
 use tessera_device::Device;
 
@@ -133,11 +134,11 @@ fn a_gradient_that_is_not_finite_is_named_before_any_update() {
     let column = fixture.dlrm.spec().feature_column(1) + 2;
     fixture.acts.x0[column] = f32::INFINITY;
     let Fixture { stream, dlrm, acts, batch, .. } = &mut fixture;
-    dlrm.forward(stream, acts, *batch).unwrap();
-    dlrm.loss(stream, acts, *batch, 5).unwrap();
+    dlrm.forward(stream, acts, 0..*batch).unwrap();
+    dlrm.loss(stream, acts, 0..*batch, 5).unwrap();
     let mut seen = Vec::new();
     let error = dlrm
-        .backward(stream, acts, *batch, |mut bucket| {
+        .backward(stream, acts, 0..*batch, ParamGrad::Store, |mut bucket| {
             let norm = bucket.grad_sq_norm(stream)?;
             seen.extend(bucket.params.iter().map(|param| param.name.clone()));
             assert!(norm.is_finite());
@@ -152,9 +153,9 @@ fn a_gradient_that_is_not_finite_is_named_before_any_update() {
     // One element set by hand, far inside a parameter.
     let mut fixture = Fixture::new(&cpu(2), spec(Interaction::Concat, &[4, 4]), SGD, 5);
     let Fixture { stream, dlrm, acts, batch, .. } = &mut fixture;
-    dlrm.forward(stream, acts, *batch).unwrap();
-    dlrm.loss(stream, acts, *batch, 5).unwrap();
-    let result = dlrm.backward(stream, acts, *batch, |mut bucket| {
+    dlrm.forward(stream, acts, 0..*batch).unwrap();
+    dlrm.loss(stream, acts, 0..*batch, 5).unwrap();
+    let result = dlrm.backward(stream, acts, 0..*batch, ParamGrad::Store, |mut bucket| {
         if let Some(param) = bucket.params.iter().find(|p| p.name == "dense.bottom.0.weight") {
             bucket.grads[param.range.start + 7] = f32::NEG_INFINITY;
         }
@@ -213,10 +214,10 @@ fn an_empty_batch_gives_zero_gradients() {
 fn batches_that_do_not_fit_are_refused_with_their_sizes() {
     let mut fixture = Fixture::new(&cpu(1), spec(Interaction::Concat, &[3]), SGD, 4);
     let Fixture { stream, dlrm, acts, .. } = &mut fixture;
-    let error = dlrm.forward(stream, acts, 5).unwrap_err();
+    let error = dlrm.forward(stream, acts, 0..5).unwrap_err();
     assert!(matches!(error, DenseError::BatchTooLarge { batch: 5, max_batch: 4, .. }), "{error}");
     for global_batch in [0, 3] {
-        let error = dlrm.loss(stream, acts, 4, global_batch).unwrap_err();
+        let error = dlrm.loss(stream, acts, 0..4, global_batch).unwrap_err();
         assert!(matches!(error, DenseError::GlobalBatch { batch: 4, .. }), "{error}");
     }
     assert!(dlrm.logits(stream, acts, &mut [0.0; 5]).is_err());
@@ -237,7 +238,7 @@ fn first_values_and_predictions() {
     assert_ne!(of(&make(5)), of(&make(6)));
 
     let mut fixture = Fixture::new(&cpu, spec.clone(), SGD, 6);
-    fixture.dlrm.forward(&fixture.stream, &mut fixture.acts, 6).unwrap();
+    fixture.dlrm.forward(&fixture.stream, &mut fixture.acts, 0..6).unwrap();
     let (mut logits, mut predictions) = ([0.0; 6], [0.0; 6]);
     fixture.dlrm.logits(&fixture.stream, &fixture.acts, &mut logits).unwrap();
     fixture.dlrm.predictions(&fixture.stream, &fixture.acts, &mut predictions).unwrap();

@@ -23,8 +23,8 @@ use tessera_device::{Cpu, CpuStream, HostBuffer, Philox, Simd};
 
 use crate::plan::COLUMN_BLOCK;
 use crate::{
-    HostLookup, LookupOps, Pooling, Precision, Reach, Result, Row, Schema, SparseStep, Stores,
-    UpdateStats,
+    HostLookup, LookupOps, Marked, Pooling, Precision, Reach, Result, Row, Schema, SparseStep,
+    Stores, UpdateStats,
 };
 use group::{Groups, Part};
 use numbers::{Bf16, F16, Stored};
@@ -558,14 +558,22 @@ impl LookupOps for Cpu {
         lookup: &CpuLookup,
         grad: &HostBuffer<f32>,
         stride: usize,
+        marked: Marked<'_>,
         out: &mut [f32],
     ) -> Result<()> {
         let simd = self.simd();
+        let starts = row_starts(lookup.groups(self).parts());
         let numbers_of = |part: &Part| part.rows().len() * lookup.schema.tables()[part.table()].dim;
         let pieces = cut(out, lookup.groups(self).parts().iter().map(numbers_of));
         let work = |i: usize, part: &Part, owner: &mut Owner| {
             let gradients = lookup.all_gradients(part, grad, stride);
-            update::row_gradients(simd, &gradients, &mut owner.row, &mut lock(&pieces[i]));
+            let marked = match marked {
+                Marked::All => marked,
+                Marked::With { marks, mark } => {
+                    Marked::With { marks: &marks[starts[i]..starts[i + 1]], mark }
+                }
+            };
+            update::row_gradients(simd, &gradients, marked, &mut owner.row, &mut lock(&pieces[i]));
         };
         lookup.each_part(self, work, |_, _| ());
         Ok(())

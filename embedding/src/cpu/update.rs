@@ -19,7 +19,7 @@ use super::numbers::{Bf16, F16, Stored};
 use super::rows::{RawRows, prefetch};
 use super::rules::{self, Rule, all_finite, sum_squares_f64};
 use crate::plan::COLUMN_BLOCK;
-use crate::{Clip, Window};
+use crate::{Clip, Marked, Window};
 
 /// Rows, and gradients, to look ahead.
 const ROWS_AHEAD: usize = 16;
@@ -414,18 +414,29 @@ pub(crate) unsafe fn update_rows(
 }
 
 #[inline(always)]
-fn row_gradients_body(gradients: &Gradients<'_>, buffers: &mut RowBuffers, out: &mut [f32]) {
+fn row_gradients_body(
+    gradients: &Gradients<'_>,
+    marked: Marked<'_>,
+    buffers: &mut RowBuffers,
+    out: &mut [f32],
+) {
     buffers.fit(gradients.dim);
     for (i, out) in out.chunks_exact_mut(gradients.dim).enumerate() {
+        if let Marked::With { marks, mark } = marked
+            && marks[i] != mark
+        {
+            continue;
+        }
         gradients.sum(gradients.dim, i, &mut buffers.g);
         store(out, buffers.g.iter().map(|x| x.to_array()));
     }
 }
 
 simd_kernel! {
-    /// The summed gradient of each row of a part, (rows, dim).
+    /// The summed gradient of each marked row of a part, (rows, dim).
     pub(crate) fn row_gradients = row_gradients_body(
         gradients: &Gradients<'_>,
+        marked: Marked<'_>,
         buffers: &mut RowBuffers,
         out: &mut [f32],
     )

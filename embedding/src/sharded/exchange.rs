@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use tessera_comm::{Codec, Communicator, Receive};
+use tessera_comm::{Codec, Communicator, Parts, Pending, Receive};
 use tessera_device::Simd;
 
 use crate::Result;
@@ -52,18 +52,30 @@ impl Received {
     }
 }
 
+/// An exchange of rows that may still be going on.
+#[derive(Debug)]
+pub(super) struct Posted {
+    codec: Codec,
+    from: Vec<Vec<Block>>,
+    parts: Vec<Range<usize>>,
+    message: Message,
+}
+
+#[derive(Debug)]
+enum Message {
+    Plain(Pending<Parts<f32>>),
+    Encoded(Pending<Parts<u8>>),
+}
+
 /// Sends the blocks `to[r]`, whose numbers are in `send` one behind another, to each rank `r`, and
 /// receives `from[r]`. A collective.
-///
-/// Errors: [`EmbeddingError::Comm`](crate::EmbeddingError::Comm), also when a rank sends other
-/// blocks than expected.
-pub(super) fn exchange_rows(
+pub(super) fn post_rows(
     ranks: &Communicator,
     codec: Codec,
     send: Vec<f32>,
     to: &[Vec<Block>],
-    from: &[Vec<Block>],
-) -> Result<Received> {
+    from: Vec<Vec<Block>>,
+) -> Posted {
     let numbers = |blocks: &Vec<Block>| blocks.iter().map(Block::numbers).sum::<usize>();
     let mut end = 0;
     let parts = from.iter().map(|blocks| {
@@ -75,8 +87,8 @@ pub(super) fn exchange_rows(
     if codec == Codec::Fp32 {
         let counts: Vec<usize> = to.iter().map(numbers).collect();
         let receive = Receive::new().exactly(parts.iter().map(Range::len).collect());
-        let data = ranks.all_to_all_v_with(send, &counts, receive).wait()?.into_data();
-        return Ok(Received { data, parts });
+        let message = Message::Plain(ranks.all_to_all_v_with(send, &counts, receive));
+        return Posted { codec, from, parts, message };
     }
     let simd = Simd::detect();
     let bytes = |blocks: &Vec<Block>| blocks.iter().map(|block| block.bytes(codec)).sum();
@@ -90,16 +102,34 @@ pub(super) fn exchange_rows(
     }
     ranks.recycle(send);
     let receive = Receive::new().exactly(from.iter().map(bytes).collect());
-    let received = ranks.all_to_all_v_with(message, &counts, receive).wait()?;
-    let mut data: Vec<f32> = ranks.buffer(end);
-    data.resize(end, 0.0);
-    let (mut bytes, mut rest) = (received.data(), &mut data[..]);
-    for block in from.iter().flatten() {
-        let (rows, behind) = rest.split_at_mut(block.numbers());
-        let (encoded, bytes_behind) = bytes.split_at(block.bytes(codec));
-        block.codec(codec).decode(simd, encoded, block.columns, rows)?;
-        (bytes, rest) = (bytes_behind, behind);
+    let message = Message::Encoded(ranks.all_to_all_v_with(message, &counts, receive));
+    Posted { codec, from, parts, message }
+}
+
+impl Posted {
+    /// Waits for the rows, over the communicator that they were posted on.
+    ///
+    /// Errors: [`EmbeddingError::Comm`](crate::EmbeddingError::Comm), also when a rank sends other
+    /// blocks than expected.
+    pub(super) fn wait(self, ranks: &Communicator) -> Result<Received> {
+        let Self { codec, from, parts, message } = self;
+        let received = match message {
+            Message::Plain(pending) => {
+                return Ok(Received { data: pending.wait()?.into_data(), parts });
+            }
+            Message::Encoded(pending) => pending.wait()?,
+        };
+        let (simd, end) = (Simd::detect(), parts.last().map_or(0, |part| part.end));
+        let mut data: Vec<f32> = ranks.buffer(end);
+        data.resize(end, 0.0);
+        let (mut bytes, mut rest) = (received.data(), &mut data[..]);
+        for block in from.iter().flatten() {
+            let (rows, behind) = rest.split_at_mut(block.numbers());
+            let (encoded, bytes_behind) = bytes.split_at(block.bytes(codec));
+            block.codec(codec).decode(simd, encoded, block.columns, rows)?;
+            (bytes, rest) = (bytes_behind, behind);
+        }
+        ranks.recycle(received.into_data());
+        Ok(Received { data, parts })
     }
-    ranks.recycle(received.into_data());
-    Ok(Received { data, parts })
 }

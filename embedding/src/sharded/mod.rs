@@ -19,11 +19,14 @@
 mod exchange;
 mod layout;
 mod mean;
+mod micro;
 mod replicas;
 mod request;
+mod router;
 mod update;
 mod vectors;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,22 +34,23 @@ use std::sync::Arc;
 use tessera_cache::StoreStats;
 use tessera_comm::{Codec, Communicator};
 use tessera_data::Jagged;
-use tessera_device::DeviceBuffer;
 
-use crate::plan::{Plan, Route};
-use crate::resolve::check;
+use crate::fetch::FetchPool;
+use crate::plan::Plan;
 use crate::tiers::places;
 use crate::{
-    BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, HostLookup, Init, Lookup,
-    LookupOps, Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableSpec, Tiers,
+    BadIdPolicy, EmbeddingCollection, EmbeddingError, FeatureSpec, HostLookup, Lookup, LookupOps,
+    Resolver, Result, Schema, TableSpec, Tiers,
 };
+use exchange::Posted;
 use layout::{Layout, Piece};
+use micro::Marks;
+pub use micro::{MICRO_BATCHES_MAX, micro_batches};
 use replicas::Replicas;
 pub use replicas::SyncStats;
-use request::{Gathered, TableRequest};
-
-/// Least rows of a fetched table: below, growing it costs more than it saves.
-const FETCHED_ROWS_MIN: u64 = 1 << 10;
+use request::TableRequest;
+use router::{Pool, Spare};
+pub use router::{RoutedFetchers, Router};
 
 /// A rectangle of a table, held by this rank.
 #[derive(Debug)]
@@ -88,23 +92,18 @@ impl<D: LookupOps> Held<D> {
 /// One rank's part of all tables, and its way to the others'.
 pub struct ShardedCollection<D: LookupOps> {
     resolver: Resolver<D>,
-    layout: Layout,
+    layout: Arc<Layout>,
     held: Vec<Held<D>>,
     ranks: Communicator,
+    /// For gradients, beside vectors.
+    gradients: Communicator,
+    router: Router<D>,
     plan_hash: u64,
     forward_codec: Codec,
     backward_codec: Codec,
     replicas: Option<Replicas>,
     /// Memory of batches that are done.
-    spare: Vec<Spare<D>>,
-}
-
-/// Memory that a batch uses, for the next one.
-struct Spare<D: LookupOps> {
-    fetched: EmbeddingCollection<D>,
-    /// Of each held piece.
-    numbers: Vec<D::Buffer<f32>>,
-    sums: Vec<f32>,
+    spare: Arc<Pool<D>>,
 }
 
 /// A batch on its way: what this rank asked for and what it was asked for.
@@ -120,7 +119,16 @@ pub struct Routed<D: LookupOps> {
     asked: Vec<Asked<D>>,
     /// The sum of each fetched row's gradient.
     sums: Vec<f32>,
-    /// Whether gradients were exchanged.
+    /// Samples of each micro-batch.
+    micro: Vec<Range<usize>>,
+    /// The last marks of all tables' fetched rows.
+    last: Vec<u8>,
+    /// Exchanges under way, each of the next micro-batch.
+    vectors: VecDeque<Posted>,
+    gradients: VecDeque<Posted>,
+    /// Micro-batches whose gradients have arrived.
+    micro_done: usize,
+    /// Whether all gradients were exchanged.
     has_gradients: bool,
 }
 
@@ -129,8 +137,12 @@ struct Asked<D: LookupOps> {
     lookup: Lookup<D>,
     /// Bags of each rank.
     counts: Vec<usize>,
+    /// Of all bags.
+    marks: Marks,
     /// Vectors of the bags, then their gradients: (bags, columns) and more.
     numbers: D::Buffer<f32>,
+    /// On the host, vectors of bags that are still to be sent, or gradients as they arrive.
+    vectors: Vec<f32>,
 }
 
 impl<D: LookupOps> fmt::Debug for ShardedCollection<D> {
@@ -147,6 +159,12 @@ impl<D: LookupOps> Routed<D> {
     #[must_use]
     pub fn bags(&self) -> usize {
         self.bags
+    }
+
+    /// The samples of each micro-batch.
+    #[must_use]
+    pub fn micro_batches(&self) -> &[Range<usize>] {
+        &self.micro
     }
 
     /// Rows of each table that this rank's part of the batch reads, repeats counted.
@@ -211,7 +229,7 @@ impl<D: LookupOps> ShardedCollection<D> {
             let faults = vec![format!("the plan is for {needed} ranks; there are {given}")];
             return Err(EmbeddingError::Spec { faults });
         }
-        let layout = Layout::new(plan, &schema)?;
+        let layout = Arc::new(Layout::new(plan, &schema)?);
         let plan_hash = plan.hash();
         ranks.agree("sharding plan", &plan_hash.to_le_bytes()).wait()?;
         let described = format!("{schema:?}");
@@ -227,7 +245,8 @@ impl<D: LookupOps> ShardedCollection<D> {
             })
             .collect::<Result<Vec<Schema>>>()?;
         let places = places(tiers, parts.iter().flat_map(Schema::tables))?;
-        let held = pieces
+        let pool = tiers.map(|_| FetchPool::new()).transpose()?;
+        let held: Vec<Held<D>> = pieces
             .iter()
             .zip(parts)
             .zip(places)
@@ -236,22 +255,29 @@ impl<D: LookupOps> ShardedCollection<D> {
                 let rows = table.row_blocks[piece.row_block].clone();
                 let columns = table.column_blocks[piece.column_block].clone();
                 let replicated = table.replicated;
-                let store = EmbeddingCollection::of_schema(device.clone(), stream, part, &[place])?;
+                let (device, pool) = (device.clone(), pool.clone());
+                let store = EmbeddingCollection::of_schema(device, stream, part, &[place], pool)?;
                 Ok(Held { piece, rows, columns, replicated, store })
             })
             .collect::<Result<_>>()?;
         let moving = vec![false; schema.tables().len()].into(); // those of `held` have their own
         let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
+        let spare = Arc::new(Pool::new());
+        let (keys, gradients) = (ranks.duplicate("keys")?, ranks.duplicate("gradients")?);
+        let router =
+            Router::new(resolver.clone(), Arc::clone(&layout), &held, keys, 1, Arc::clone(&spare));
         Ok(Self {
             resolver,
             layout,
             held,
             ranks,
+            gradients,
+            router,
             plan_hash,
             forward_codec: Codec::Fp32,
             backward_codec: Codec::Fp32,
             replicas: None,
-            spare: Vec::new(),
+            spare,
         })
     }
 
@@ -301,6 +327,7 @@ impl<D: LookupOps> ShardedCollection<D> {
     ///
     /// Errors: as there.
     pub fn hold(&mut self, stream: &D::Stream, routed: &mut Routed<D>) -> Result<()> {
+        self.router.fetchers().fetch(routed)?;
         let mut pairs = self.held.iter_mut().zip(&mut routed.asked);
         pairs.try_for_each(|(held, asked)| held.store.hold(stream, &mut asked.lookup))
     }
@@ -317,150 +344,40 @@ impl<D: LookupOps> ShardedCollection<D> {
         Ok(sum)
     }
 
-    /// Checks the ids of this rank's part of a batch. No other rank hears of it: agree on the
-    /// outcome before [`ShardedCollection::route`].
+    /// Another router of these tables, which may go to another thread, with a communicator called
+    /// `name`; batches are cut into as many micro-batches. A collective.
     ///
-    /// Errors: as [`Resolver::resolve`].
+    /// Errors: [`EmbeddingError::Comm`], also when ranks give different numbers of micro-batches;
+    /// [`EmbeddingError::MicroBatches`].
+    pub fn router(&self, name: &str, micro_batches: usize) -> Result<Router<D>> {
+        if !(1..=MICRO_BATCHES_MAX).contains(&micro_batches) {
+            let max = MICRO_BATCHES_MAX;
+            return Err(EmbeddingError::MicroBatches { given: micro_batches, max });
+        }
+        let (layout, spare) = (Arc::clone(&self.layout), Arc::clone(&self.spare));
+        let ranks = self.ranks.duplicate(name)?;
+        ranks.agree("number of micro-batches", &micro_batches.to_le_bytes()).wait()?;
+        Ok(Router::new(self.resolver.clone(), layout, &self.held, ranks, micro_batches, spare))
+    }
+
+    /// The step that messages of vectors and gradients belong to from now on.
+    pub fn set_step(&self, step: u64) {
+        self.ranks.set_step(step);
+        self.gradients.set_step(step);
+    }
+
+    /// [`Router::check`].
+    ///
+    /// Errors: as there.
     pub fn check(&self, features: Vec<Jagged>, policy: BadIdPolicy) -> Result<HostLookup> {
-        check(self.schema(), features, policy)
+        self.router.check(features, policy)
     }
 
-    /// Tells the owners which rows this rank's part of a batch needs, and hears from all ranks
-    /// which of its own are needed. A collective.
+    /// [`Router::route`]. A collective.
     ///
-    /// Errors: [`EmbeddingError::Comm`], [`EmbeddingError::Exchange`], or what the device says.
-    pub fn route(&mut self, stream: &D::Stream, mut batch: HostLookup) -> Result<Routed<D>> {
-        let schema = Arc::clone(self.schema());
-        let (bags, rows_read) = (batch.bags, batch.rows_read.clone());
-        let (bad_ids, policy) = (batch.bad_ids.clone(), batch.policy);
-        let requests = self.requests(&schema, &mut batch);
-        let mut spare = self.spare(stream, &requests)?;
-        let asked = self.exchange_ids(stream, &requests, &mut spare.numbers)?;
-        for (table, rows_read) in batch.rows_read.iter_mut().enumerate() {
-            let features = schema.features_of(table).iter();
-            *rows_read = features.map(|&f| batch.features[f].rows.len() as u64).sum();
-        }
-        let Spare { fetched, sums, .. } = spare;
-        let lookup = Lookup::new(fetched.resolver(), stream, batch)?;
-        let has_gradients = false;
-        Ok(Routed {
-            bags,
-            rows_read,
-            bad_ids,
-            policy,
-            requests,
-            fetched,
-            lookup,
-            asked,
-            sums,
-            has_gradients,
-        })
-    }
-
-    /// What to ask for; the batch becomes bags of the fetched tables.
-    fn requests(&self, schema: &Schema, batch: &mut HostLookup) -> Vec<TableRequest> {
-        let tables = self.layout.tables.iter();
-        let unique: Vec<bool> = tables.map(|table| table.route == Route::Unique).collect();
-        self.resolver.device.number_rows(schema, &unique, batch);
-        (0..schema.tables().len())
-            .map(|table| {
-                let blocks = &self.layout.tables[table].row_blocks;
-                // The numbers become rows of the fetched table.
-                if let Some(rows) = batch.numbered[table].take() {
-                    return TableRequest::unique(&rows, blocks);
-                }
-                let of_table = schema.features_of(table);
-                let empty =
-                    || crate::FeatureRows { offsets: Vec::new(), rows: Vec::new(), weights: None };
-                let mut features: Vec<_> = of_table
-                    .iter()
-                    .map(|&f| std::mem::replace(&mut batch.features[f], empty()))
-                    .collect();
-                let pooling = schema.tables()[table].pooling;
-                let request = TableRequest::pooled(&mut features, pooling, blocks);
-                for (&f, feature) in of_table.iter().zip(features) {
-                    batch.features[f] = feature;
-                }
-                request
-            })
-            .collect()
-    }
-
-    /// Sends requests to the owners and looks up what was asked of this rank.
-    /// Memory of `numbers` is used where it is long enough.
-    fn exchange_ids(
-        &self,
-        stream: &D::Stream,
-        requests: &[TableRequest],
-        numbers: &mut Vec<D::Buffer<f32>>,
-    ) -> Result<Vec<Asked<D>>> {
-        let mut message = self.ranks.buffer(0);
-        let counts: Vec<usize> = self
-            .layout
-            .pieces_of
-            .iter()
-            .map(|pieces| {
-                let before = message.len();
-                for piece in pieces {
-                    requests[piece.table].blocks[piece.row_block].encode(&mut message);
-                }
-                message.len() - before
-            })
-            .collect();
-        let received = self.ranks.all_to_all_v(message, &counts).wait()?;
-        let mut messages: Vec<&[u64]> = received.iter().collect();
-        let mut asked = Vec::with_capacity(self.held.len());
-        let mut old = numbers.drain(..);
-        for held in &self.held {
-            let mut gathered = Gathered::default();
-            for (rank, message) in messages.iter_mut().enumerate() {
-                gathered.take(message, rank)?;
-            }
-            let counts = gathered.counts.clone();
-            let bags = gathered.into_jagged()?;
-            // Ids were checked by who asked; a broken message would be seen here.
-            let lookup = held.store.resolve(stream, vec![bags], BadIdPolicy::Error)?;
-            let needed = lookup.bags() * held.columns.len();
-            let numbers = match old.next() {
-                Some(numbers) if numbers.len() >= needed => numbers,
-                _ => self.resolver.device.alloc(needed + needed / 4)?,
-            };
-            asked.push(Asked { lookup, counts, numbers });
-        }
-        self.ranks.recycle(received.into_data());
-        Ok(asked)
-    }
-
-    /// Memory for a batch, with room in the fetched tables for what was asked.
-    fn spare(&mut self, stream: &D::Stream, requests: &[TableRequest]) -> Result<Spare<D>> {
-        let rows_of = |request: &TableRequest| request.bags() as u64;
-        let (numbers, sums) = match self.spare.pop() {
-            Some(spare) => {
-                let tables = spare.fetched.schema().tables().iter().zip(requests);
-                if tables.clone().all(|(table, request)| rows_of(request) <= table.rows) {
-                    return Ok(spare);
-                }
-                (spare.numbers, spare.sums)
-            }
-            None => (Vec::new(), Vec::new()),
-        };
-        let schema = Arc::clone(self.schema());
-        let tables = schema.tables().iter().zip(requests).zip(&self.layout.tables);
-        let tables = tables
-            .map(|((table, request), layout)| TableSpec {
-                rows: (rows_of(request) * 5 / 4).max(FETCHED_ROWS_MIN),
-                precision: Precision::Fp32,
-                pooling: match layout.route {
-                    Route::Pooled => Pooling::Sum,
-                    Route::Unique => table.pooling,
-                },
-                init: Init::Zero,
-                optimizer: SparseOptimizer::Sgd { lr: 0.0 },
-                ..table.clone()
-            })
-            .collect();
-        let (device, features) = (self.resolver.device.clone(), schema.features().to_vec());
-        let fetched = EmbeddingCollection::new(device, stream, tables, features, schema.seed())?;
-        Ok(Spare { fetched, numbers, sums })
+    /// Errors: as there.
+    pub fn route(&mut self, stream: &D::Stream, batch: HostLookup) -> Result<Routed<D>> {
+        self.router.ranks().set_step(self.ranks.step());
+        self.router.route(stream, batch)
     }
 }

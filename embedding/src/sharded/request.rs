@@ -6,7 +6,7 @@
 //!               adds the blocks' sums
 //! message, for each piece of the rank it goes to:
 //!     bags, ids, flags; lengths of bags if pooled; rows within the block; weights, as bits of
-//!     float32, if weighted
+//!     float32, if weighted; marks of bags if the batch is cut into micro-batches
 //! ```
 //! Either way what comes back is one vector a bag. The asker sees these vectors as the rows of a
 //! small table, the *fetched* table, and its batch as bags of that table.
@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use tessera_data::{Jagged, RawId};
 
+use super::micro::Marks;
 use crate::{EmbeddingError, FeatureRows, Pooling, Result, Row};
 
 /// Bags of rows of one block of rows of a table, rows counted from the block's first.
@@ -28,6 +29,7 @@ pub(super) struct BlockBags {
 
 const POOLED: u64 = 1;
 const WEIGHTED: u64 = 2;
+const MARKED: u64 = 4;
 
 impl BlockBags {
     /// Number of bags.
@@ -35,14 +37,16 @@ impl BlockBags {
         self.lengths.as_ref().map_or(self.rows.len(), Vec::len)
     }
 
-    /// Appends it to a message.
-    pub(super) fn encode(&self, message: &mut Vec<u64>) {
+    /// Appends it to a message, with the marks of its bags.
+    fn encode(&self, marks: &Marks, message: &mut Vec<u64>) {
         let flags = if self.lengths.is_some() { POOLED } else { 0 }
-            | if self.weights.is_some() { WEIGHTED } else { 0 };
+            | if self.weights.is_some() { WEIGHTED } else { 0 }
+            | if marks.first.is_empty() { 0 } else { MARKED };
         message.extend([self.bags() as u64, self.rows.len() as u64, flags]);
         message.extend(self.lengths.iter().flatten());
         message.extend_from_slice(&self.rows);
         message.extend(self.weights.iter().flatten().map(|weight| u64::from(weight.to_bits())));
+        marks.encode(message);
     }
 }
 
@@ -54,6 +58,8 @@ pub(super) struct Gathered {
     weights: Vec<f32>,
     /// Bags of each rank.
     pub(super) counts: Vec<usize>,
+    /// Of all bags.
+    pub(super) marks: Marks,
 }
 
 impl Gathered {
@@ -90,7 +96,11 @@ impl Gathered {
         if flags & WEIGHTED != 0 {
             self.weights.extend(next(ids)?.iter().map(|&bits| f32::from_bits(bits as u32)));
         }
-        self.counts.push(bags as usize);
+        let bags = bags as usize;
+        if flags & MARKED != 0 {
+            self.marks.decode(next(Marks::words(bags) as u64)?, bags);
+        }
+        self.counts.push(bags);
         Ok(())
     }
 
@@ -116,6 +126,8 @@ impl Gathered {
 #[derive(Debug, Default)]
 pub(super) struct TableRequest {
     pub(super) blocks: Vec<BlockBags>,
+    /// Of all rows of the fetched table.
+    pub(super) marks: Marks,
 }
 
 impl TableRequest {
@@ -127,7 +139,7 @@ impl TableRequest {
             let rows = unique[first..end].iter().map(|row| row - range.start).collect();
             BlockBags { lengths: None, rows, weights: None }
         };
-        Self { blocks: row_blocks.iter().map(block).collect() }
+        Self { blocks: row_blocks.iter().map(block).collect(), marks: Marks::default() }
     }
 
     /// Asks for the sums of `features`' bags, and makes the features bags of the fetched table:
@@ -190,7 +202,13 @@ impl TableRequest {
             feature.rows =
                 sums.into_iter().map(|(block, bag)| Row((firsts[block] + bag) as u64)).collect();
         }
-        Self { blocks }
+        Self { blocks, marks: Marks::default() }
+    }
+
+    /// Appends a block to a message.
+    pub(super) fn encode(&self, row_block: usize, message: &mut Vec<u64>) {
+        let marks = self.marks.slice(self.rows_of(row_block));
+        self.blocks[row_block].encode(&marks, message);
     }
 
     /// Rows of the fetched table.

@@ -86,7 +86,7 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// Gives back the memory of a batch that only looked up.
     pub fn finish(&mut self, routed: Routed<D>) {
         let numbers = routed.asked.into_iter().map(|asked| asked.numbers).collect();
-        self.spare.push(Spare { fetched: routed.fetched, numbers, sums: routed.sums });
+        self.spare.put(Spare { fetched: routed.fetched, numbers, sums: routed.sums });
     }
 
     /// For each held piece whose optimizer sums over columns that others hold: the sum over all

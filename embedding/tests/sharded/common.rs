@@ -206,6 +206,9 @@ pub fn part(samples: usize, rank: usize, ranks: usize) -> std::ops::Range<usize>
     start..start + each + usize::from(rank < more)
 }
 
+/// Pooled vectors, norms, rows updated and pieces of a rank.
+pub type RankPart = (Vec<Vec<f32>>, Vec<f64>, Vec<u64>, Vec<PieceValues>);
+
 /// A held piece as it stands in memory.
 pub struct PieceValues {
     table: usize,
@@ -248,7 +251,7 @@ pub fn pieces_of(
 }
 
 impl Case {
-    fn step(&self, t: u64) -> SparseStep {
+    pub fn step(&self, t: u64) -> SparseStep {
         let clip = if self.clips && t == 2 { Clip::Value(0.3) } else { Clip::None };
         SparseStep { t, lr_scale: 1.0, clip }
     }
@@ -270,6 +273,24 @@ impl Outcome {
             let state = |columns: usize| vec![f32::NAN; table.rows as usize * columns];
             let tensors = table.optimizer.state().iter();
             outcome.states.push(tensors.map(|tensor| state(tensor.columns(table.dim))).collect());
+        }
+        outcome
+    }
+
+    /// What ranks have together, in rank order.
+    pub fn of_parts(case: &Case, parts: Vec<RankPart>) -> Self {
+        let mut outcome = Self { norms: parts[0].1.clone(), ..Self::empty(case) };
+        for (pooled, norms, updated, pieces) in parts {
+            assert_eq!(norms, outcome.norms, "all ranks have the same norm");
+            for (all, part) in outcome.pooled.iter_mut().zip(pooled) {
+                all.extend(part);
+            }
+            for (all, part) in outcome.updated.iter_mut().zip(updated) {
+                *all += part;
+            }
+            for piece in &pieces {
+                outcome.put(case, piece);
+            }
         }
         outcome
     }
@@ -358,20 +379,7 @@ pub fn on_ranks_with(
     })
     .unwrap();
 
-    let mut outcome = Outcome { norms: parts[0].1.clone(), ..Outcome::empty(case) };
-    for (pooled, norms, updated, pieces) in parts {
-        assert_eq!(norms, outcome.norms, "all ranks have the same norm");
-        for (all, part) in outcome.pooled.iter_mut().zip(pooled) {
-            all.extend(part);
-        }
-        for (all, part) in outcome.updated.iter_mut().zip(updated) {
-            *all += part;
-        }
-        for piece in &pieces {
-            outcome.put(case, piece);
-        }
-    }
-    outcome
+    Outcome::of_parts(case, parts)
 }
 
 /// All numbers agree to `tolerance` of the largest in their tensor.

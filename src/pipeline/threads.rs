@@ -1,0 +1,286 @@
+//! Stages on threads of their own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use super::{Feeder, Next};
+use crate::clock::{Clock, Lane, Watch};
+use crate::model::{ModelDevice, RowFetchers};
+use crate::{Error, Result};
+
+/// Most batches on their way where the configuration sets no depth: each has memory of its own.
+const DEPTH_MAX: usize = 4;
+
+/// Share of a step's time that it may wait for its batch before the depth grows.
+const WAIT_SHARE: f64 = 0.02;
+
+/// Steps between looks at it.
+const STEPS_WATCHED: u64 = 8;
+
+/// How long stages may take to end by themselves after a failure.
+const END_TIME: Duration = Duration::from_millis(500);
+
+/// What goes from stage to stage.
+struct Item<D: ModelDevice> {
+    next: Result<Next<D>>,
+    /// Whether the feeder waits behind it.
+    pauses: bool,
+}
+
+/// The step's end of the stages.
+pub struct Threads<D: ModelDevice> {
+    items: Receiver<Item<D>>,
+    credits: Sender<()>,
+    go_on: Sender<()>,
+    /// Steps that are over; `None` where nobody waits for that.
+    over: Option<Sender<u64>>,
+    /// The step that was taken last.
+    step: u64,
+    /// Whether the feeder waits behind what was taken last.
+    pauses: bool,
+    depth: usize,
+    /// The depth may grow to this.
+    depth_max: usize,
+    taken: u64,
+    watched_from: Instant,
+    waited: Duration,
+}
+
+/// Ends the stages when the loop that they feed has ended.
+pub struct Stop<'a> {
+    /// Tells the other ranks that this one has failed, for one of them may be what a stage of this
+    /// rank waits for.
+    pub give_up: &'a dyn Fn(&str),
+}
+
+/// Runs `body` on what `feeder` gives, with the stages before the step on threads of their own.
+/// `watch` watches a thread's stages.
+///
+/// Errors: what `body` says, which reports those of stages.
+pub fn run<D: ModelDevice, R>(
+    feeder: Feeder<'_, D>,
+    watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
+    stop: &Stop<'_>,
+    body: impl FnOnce(Threads<D>) -> Result<R>,
+) -> Result<R> {
+    std::thread::scope(|scope| {
+        let (depth, depth_max) = match feeder.depth() {
+            Some(depth) => (depth.get(), depth.get()),
+            None => (1, DEPTH_MAX),
+        };
+        // Credits bound what is on its way; each queue has room for all of it and an end.
+        let room = depth_max + 1;
+        let (credits, paid) = bounded(depth_max);
+        for _ in 0..depth {
+            credits.send(()).expect("there is room for all credits");
+        }
+        let (go_on, told) = bounded(1);
+        let mut over = None;
+        let mut handles = Vec::new();
+        let fetchers = feeder.fetchers();
+        let (to_next, mut items) = bounded(room);
+        handles.push(spawn(scope, "feed", move || feed(feeder, watch, &to_next, &paid, &told))?);
+        if let Some(fetchers) = fetchers {
+            let (to_step, fetched) = bounded(room);
+            let (tell, hear) = bounded(room);
+            over = Some(tell);
+            let from = std::mem::replace(&mut items, fetched);
+            handles.push(spawn(scope, "fetch", move || {
+                fetch(&fetchers, watch, &from, &to_step, &hear);
+            })?);
+        }
+        let ends = Ends { handles, stop };
+        let now = Instant::now();
+        let threads = Threads {
+            items,
+            credits,
+            go_on,
+            over,
+            step: 0,
+            pauses: false,
+            depth,
+            depth_max,
+            taken: 0,
+            watched_from: now,
+            waited: Duration::ZERO,
+        };
+        let result = body(threads);
+        if let Err(error) = &result {
+            ends.wait(&error.to_string());
+        }
+        result
+    })
+}
+
+/// The stages' threads. When the body panics, the other ranks are told before anybody waits.
+struct Ends<'scope, 's> {
+    handles: Vec<ScopedJoinHandle<'scope, ()>>,
+    stop: &'s Stop<'s>,
+}
+
+impl Ends<'_, '_> {
+    /// Waits for stages that are ending, or makes them: another rank may be what they wait for.
+    fn wait(&self, reason: &str) {
+        let start = Instant::now();
+        while !self.handles.iter().all(ScopedJoinHandle::is_finished) {
+            if start.elapsed() > END_TIME {
+                (self.stop.give_up)(reason);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Ends<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            (self.stop.give_up)("it panicked");
+        }
+    }
+}
+
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &'static str,
+    work: impl FnOnce() + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, ()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn_scoped(scope, work).map_err(|source| Error::Stage {
+        stage: name,
+        reason: format!("its thread does not start: {source}"),
+    })
+}
+
+/// Feeds until there is nothing more to feed, or nobody takes it.
+fn feed<D: ModelDevice>(
+    mut feeder: Feeder<'_, D>,
+    watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
+    to: &Sender<Item<D>>,
+    paid: &Receiver<()>,
+    told: &Receiver<()>,
+) {
+    let watch = watch(Lane::Feed);
+    while paid.recv().is_ok() {
+        let mut clock = Clock::watched(watch.clone(), feeder.step() + 1);
+        let mut next = guarded("feed", || feeder.routed(&mut clock));
+        if let Ok(Next::Step(fed)) = &mut next {
+            fed.stages = clock.finish().1;
+        }
+        let ends = matches!(&next, Err(_) | Ok(Next::End | Next::Signal(_)));
+        let pauses = next.as_ref().is_ok_and(|next| feeder.pauses_after(next));
+        if to.send(Item { next, pauses }).is_err() || ends || (pauses && told.recv().is_err()) {
+            return;
+        }
+    }
+}
+
+/// Fetches the rows of each batch.
+fn fetch<D: ModelDevice>(
+    fetchers: &RowFetchers,
+    watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
+    from: &Receiver<Item<D>>,
+    to: &Sender<Item<D>>,
+    over: &Receiver<u64>,
+) {
+    let watch = watch(Lane::Fetch);
+    for Item { mut next, pauses } in from {
+        let mut alone = None;
+        if let Ok(Next::Step(fed)) = &mut next {
+            let mut clock = Clock::watched(watch.clone(), fed.step);
+            match guarded("fetch", || fetchers.fetch(&mut fed.found)) {
+                Ok(true) => {}
+                Ok(false) => alone = Some(fed.step),
+                Err(error) => {
+                    let _ = to.send(Item { next: Err(error), pauses });
+                    return;
+                }
+            }
+            clock.lap("fetch");
+            let (_, stages) = clock.finish();
+            fed.stages.extend(stages);
+        }
+        let ends = next.is_err();
+        if to.send(Item { next, pauses }).is_err() || ends {
+            return;
+        }
+        // Nothing is fetched beside a batch that did not fit: it needs the room.
+        let Some(alone) = alone else {
+            over.try_iter().for_each(drop);
+            continue;
+        };
+        loop {
+            match over.recv() {
+                Ok(step) if step >= alone => break,
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl<D: ModelDevice> Threads<D> {
+    /// See [`Source::next`](super::Source::next).
+    pub(super) fn next(&mut self, clock: &mut Clock) -> Result<Next<D>> {
+        let asked = Instant::now();
+        let lost = || Error::Stage { stage: "pipeline", reason: "its threads are gone".to_owned() };
+        let Item { next, pauses } = self.items.recv().map_err(|_| lost())?;
+        let now = Instant::now();
+        clock.lap("wait");
+        self.pauses = pauses;
+        let next = next?;
+        if let Next::Step(fed) = &next {
+            self.step = fed.step;
+            clock.absorb(&fed.stages);
+            self.watch_waits(asked, now);
+        }
+        // The feeder may be gone, with nothing left to feed.
+        let _ = self.credits.try_send(());
+        Ok(next)
+    }
+
+    /// See [`Source::done`](super::Source::done).
+    pub(super) fn done(&mut self) {
+        if let Some(over) = &self.over {
+            let _ = over.send(self.step);
+        }
+        if std::mem::take(&mut self.pauses) {
+            // A pause is not a wait.
+            self.taken = 0;
+            let _ = self.go_on.send(());
+        }
+    }
+
+    /// Lets one batch more be on its way if steps wait for theirs.
+    fn watch_waits(&mut self, asked: Instant, now: Instant) {
+        if self.depth == self.depth_max {
+            return;
+        }
+        // What comes first after a beginning has to be waited for.
+        if self.taken == 0 {
+            (self.watched_from, self.waited) = (now, Duration::ZERO);
+        } else {
+            self.waited += now - asked;
+        }
+        self.taken += 1;
+        if self.taken > STEPS_WATCHED {
+            let share = self.waited.as_secs_f64() / (now - self.watched_from).as_secs_f64();
+            if share > WAIT_SHARE && self.credits.try_send(()).is_ok() {
+                self.depth += 1;
+            }
+            self.taken = 0;
+        }
+    }
+}
+
+/// What a stage's work gives; a panic in it is an error that names the stage.
+fn guarded<R>(stage: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Error::Stage { stage, reason: format!("it panicked: {}", text.unwrap_or("?")) })
+    })
+}

@@ -1,0 +1,77 @@
+//! Sleeps of random length in every stage of every thread: they decide who is ahead, never what
+//! comes out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tessera::cli::{ConfigArgs, Train};
+use tessera::clock::{Probe, Stage};
+use tessera::train;
+
+use crate::common::golden::project;
+use crate::common::{Project, shared::shared};
+
+/// Sleeps up to half a millisecond at the end of each stage.
+struct Sleeps {
+    seed: u64,
+    drawn: AtomicU64,
+}
+
+impl Probe for Sleeps {
+    fn done(&self, stage: Stage<'_>) {
+        let number = self.drawn.fetch_add(1, Ordering::Relaxed);
+        let mixed = (self.seed ^ number ^ stage.step << 20).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // Most stages do not sleep, so that those that do change who waits for whom.
+        if mixed >> 62 == 0 {
+            std::thread::sleep(Duration::from_micros(mixed >> 40 & 511));
+        }
+    }
+}
+
+fn run(project: &Project, out: &str, set: &[String], probe: Option<Arc<dyn Probe>>) {
+    let args = Train {
+        config: ConfigArgs { config: project.path("golden/config.toml"), set: set.to_vec() },
+        init: Some(project.path("golden/init.safetensors")),
+        resume: None,
+        out: Some(project.path(out)),
+    };
+    train::run_watched(&args, probe.as_ref()).unwrap();
+}
+
+#[test]
+fn sleeps_in_any_stage_change_no_bit() {
+    let Some(shared) = shared() else { return };
+    let project = project(&shared.join("golden/dlrm_jagged_adam"));
+    let common = |ranks: usize, micro: usize| {
+        [
+            format!("parallel.ranks={ranks}"),
+            format!("threads={ranks}"),
+            format!("pipeline.micro_batches={micro}"),
+            "train.max_steps=12".to_owned(),
+            "train.eval_every=5".to_owned(),
+        ]
+    };
+    let mut expected = Vec::new();
+    for (ranks, micro) in [(1, 2), (2, 2), (2, 3)] {
+        let out = format!("serial-{ranks}-{micro}");
+        let mut set = common(ranks, micro).to_vec();
+        set.push("pipeline.mode=serial".to_owned());
+        run(&project, &out, &set, None);
+        expected.push((ranks, micro, project.export(&out)));
+    }
+    for seed in 0..100 {
+        let (ranks, micro, weights) = &expected[seed as usize % expected.len()];
+        let mode = if seed % 2 == 0 { "nested" } else { "prefetch" };
+        let mut set = common(*ranks, *micro).to_vec();
+        set.push(format!("pipeline.mode={mode}"));
+        set.push(format!("pipeline.depth={}", 1 + seed % 4));
+        if seed % 3 == 0 {
+            set.push("tiers.device_bytes=30000".to_owned());
+        }
+        let out = format!("sleeps-{seed}");
+        run(&project, &out, &set, Some(Arc::new(Sleeps { seed, drawn: AtomicU64::new(0) })));
+        assert!(project.export(&out) == *weights, "seed {seed}: {set:?}");
+        std::fs::remove_dir_all(project.path(&out)).unwrap();
+    }
+}
