@@ -118,6 +118,7 @@ batch_size = 2
 dense_features = 13
 bottom_mlp = [4]
 top_mlp = [1]
+interaction = "dot"
 [[table]]
 name = "c1"
 rows = 10
