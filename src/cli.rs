@@ -27,6 +27,10 @@ pub enum Command {
     Export(Export),
     /// Plan which rank keeps which part of which table
     Plan(Plan),
+    /// Simulate training steps on machines that are not at hand
+    Simulate(Simulate),
+    /// Tell what a trace shows: exposed stages, busy lanes, the critical path
+    TraceReport(TraceReport),
     /// Make, convert and look at data
     #[command(subcommand)]
     Data(Data),
@@ -206,6 +210,39 @@ pub enum GroupPlacement {
     Strided,
     /// Neighbours form a group
     Contiguous,
+}
+
+/// `tessera simulate`.
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// What to simulate (docs/simulate.md lists every key)
+    #[arg(value_name = "S.toml")]
+    pub file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write a Chrome trace of one scenario, one rank of each class (opens in Perfetto)
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
+    /// Write the scaling curves
+    #[arg(long, value_name = "FILE.svg|html")]
+    pub plot: Option<PathBuf>,
+    /// Scenario whose stages are shown and traced [default: the last]
+    #[arg(long, value_name = "NAME")]
+    pub scenario: Option<String>,
+    /// Ranks whose stages are shown and traced [default: the most of the scenario]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+}
+
+/// `tessera trace-report`.
+#[derive(Debug, Args)]
+pub struct TraceReport {
+    /// A trace of `tessera simulate --trace`, or any in Chrome's format whose events name steps
+    pub trace: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `tessera data`.

@@ -6,6 +6,7 @@
 //! it stands on are crates of their own; docs/ARCHITECTURE.md is the map.
 
 pub mod checkpoint;
+pub mod chrome_trace;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -29,11 +30,13 @@ pub mod safetensors_io;
 pub mod serve;
 pub mod shares;
 pub mod signals;
+pub mod simulate;
 pub mod source;
 pub mod tensors;
 #[cfg(test)]
 #[path = "../tests/common/shared.rs"]
 mod testing;
+mod text;
 pub mod train;
 pub mod trainer;
 pub mod window;

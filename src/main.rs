@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tessera::cli::{Cli, Command};
-use tessera::{Result, console, data_cmd, doctor, evaluate, export, plan, predict, train};
+use tessera::{
+    Result, chrome_trace, console, data_cmd, doctor, evaluate, export, plan, predict, simulate,
+    train,
+};
 
 fn main() -> ExitCode {
     // Usage errors exit with 2 here, as --help and --version exit with 0.
@@ -30,6 +33,8 @@ fn run(command: &Command) -> Result<ExitCode> {
         Command::Predict(args) => predict::run(args)?,
         Command::Export(args) => export::run(args)?,
         Command::Plan(args) => plan::run(args)?,
+        Command::Simulate(args) => simulate::run(args)?,
+        Command::TraceReport(args) => chrome_trace::run(args)?,
         Command::Data(command) => data_cmd::run(command)?,
         Command::Doctor(args) => {
             let report = doctor::examine()?;

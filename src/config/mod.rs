@@ -10,6 +10,7 @@ mod overrides;
 mod parallel;
 mod read;
 mod section;
+mod simulation;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer, 
 
 pub use differences::differing_keys;
 pub use parallel::{Comm, ParallelConfig, PlanSource, Uneven};
+pub use simulation::load_simulation;
 pub use topology::load_topology;
 
 /// One thing that is wrong with a configuration.

@@ -42,7 +42,7 @@ fn parse(text: &str, name: &str) -> Result<Topology, ConfigError> {
     }
 }
 
-fn read(mut section: Section<'_>, name: &str) -> Topology {
+pub(super) fn read(mut section: Section<'_>, name: &str) -> Topology {
     let preset = section.or("preset", "cpu".to_owned());
     let base = Topology::preset(&preset).unwrap_or_else(|| {
         let names = list(Topology::PRESETS.iter());

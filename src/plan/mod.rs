@@ -12,6 +12,8 @@ use tessera_embedding::plan::{
     TableLoad, TierAdvice, TierJob, Topology, Workload, curve, plan, plan_given, tier_advice,
 };
 
+pub(crate) use tables::{SetDefaults, of_file};
+
 use crate::cli::{GroupPlacement, Plan, Replicas};
 use crate::config::{Config, PipelineMode, PlanSource, load_topology};
 use crate::{Error, Result, console};
@@ -76,7 +78,7 @@ fn from_costs(args: &Plan, path: &std::path::Path) -> Result<()> {
         "{} tables with the costs of {} on {ranks} ranks of {}",
         tables.len(),
         path.display(),
-        report::size(bytes_max)
+        crate::text::size(bytes_max)
     );
     console::print(report::plan_text(&planned, &heading, report::Unit::Given))
 }
@@ -241,7 +243,12 @@ impl Job {
                 (tables, workload_of(config, ranks, args.exact))
             }
             (None, Some(path)) => {
-                let (tables, found) = tables::of_file(path, args)?;
+                let defaults = SetDefaults {
+                    rows_column: args.rows_column.as_deref(),
+                    dim: args.dim,
+                    optimizer: &args.optimizer,
+                };
+                let (tables, found) = tables::of_file(path, &defaults)?;
                 notes.extend(found);
                 let route = args.exact.then_some(Route::Unique);
                 (tables, workload(args.batch_size, ranks, true, route))

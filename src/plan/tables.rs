@@ -7,7 +7,6 @@ use tessera_embedding::plan::{GivenTable, Sharding, TableLoad};
 use tessera_embedding::{Precision, SparseOptimizer, WeightDecay};
 
 use super::csv::Csv;
-use crate::cli::Plan;
 use crate::config::Config;
 use crate::{Error, Result};
 
@@ -35,11 +34,24 @@ pub(super) fn of_config(config: &Config) -> Vec<TableLoad> {
     tables
 }
 
+/// What the file of a table set leaves open.
+pub(crate) struct SetDefaults<'a> {
+    /// Column that holds the rows, if it has none of the usual names.
+    pub(crate) rows_column: Option<&'a str>,
+    /// Columns of tables whose file does not tell.
+    pub(crate) dim: usize,
+    /// Optimizer whose state the tables keep.
+    pub(crate) optimizer: &'a str,
+}
+
 /// The tables of a set, and what to note about how it was read.
-pub(super) fn of_file(path: &Path, args: &Plan) -> Result<(Vec<TableLoad>, Vec<String>)> {
+pub(crate) fn of_file(
+    path: &Path,
+    defaults: &SetDefaults<'_>,
+) -> Result<(Vec<TableLoad>, Vec<String>)> {
     let csv = Csv::read(path)?;
-    let rows = match &args.rows_column {
-        Some(name) => csv.need(&[name.as_str()])?,
+    let rows = match defaults.rows_column {
+        Some(name) => csv.need(&[name])?,
         None => csv.need(&["rows", "vocabulary_size", "hash_size", "mlperf_v2_rows"])?,
     };
     let hots = csv.find(&["hots", "hotness", "ids_per_sample", "mlperf_v2_multi_hot"]);
@@ -48,13 +60,13 @@ pub(super) fn of_file(path: &Path, args: &Plan) -> Result<(Vec<TableLoad>, Vec<S
     let count = csv.find(&["num_tables"]);
     let precision = csv.find(&["precision"]);
     let sharding = csv.find(&["sharding"]);
-    let optimizer = optimizer(&args.optimizer)?;
-    let mut notes = vec![format!("state of optimizer {}", args.optimizer)];
+    let optimizer = optimizer(defaults.optimizer)?;
+    let mut notes = vec![format!("state of optimizer {}", defaults.optimizer)];
     if hots.is_none() {
         notes.push("one id a sample: the file has no column hots".into());
     }
     if dim.is_none() {
-        notes.push(format!("{} columns a table: the file has no column dim", args.dim));
+        notes.push(format!("{} columns a table: the file has no column dim", defaults.dim));
     }
     let mut tables = Vec::new();
     for row in 0..csv.rows() {
@@ -68,7 +80,7 @@ pub(super) fn of_file(path: &Path, args: &Plan) -> Result<(Vec<TableLoad>, Vec<S
             ..TableLoad::new(
                 &stem,
                 csv.value(row, rows)?,
-                dim.map_or(Ok(args.dim), |column| csv.value(row, column))?,
+                dim.map_or(Ok(defaults.dim), |column| csv.value(row, column))?,
                 &optimizer,
                 vec![hots.map_or(Ok(1.0), |column| csv.value(row, column))?],
             )
@@ -175,6 +187,6 @@ fn optimizer(kind: &str) -> Result<SparseOptimizer> {
     ];
     kinds.iter().find(|optimizer| optimizer.name() == kind).copied().ok_or_else(|| {
         let names: Vec<&str> = kinds.iter().map(SparseOptimizer::name).collect();
-        Error::Usage(format!("--optimizer {kind}: not one of {}", names.join(", ")))
+        Error::Usage(format!("optimizer {kind}: not one of {}", names.join(", ")))
     })
 }

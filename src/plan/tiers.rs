@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use tessera_embedding::plan::{CURVE_PERCENTS, TierAdvice, TierLoad};
 
-use super::report::{size, table};
+use crate::text::{size, table};
 
 /// The whole report; `ranks` form a group.
 pub(super) fn text(advice: &TierAdvice, ranks: usize) -> String {

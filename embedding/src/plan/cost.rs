@@ -39,6 +39,34 @@ pub(super) struct Part {
     pub(super) unique_share: f64,
 }
 
+/// What a shard does in a step at its owner.
+pub(super) struct OwnerWork {
+    /// Different rows.
+    pub(super) rows: f64,
+    /// Ids that come.
+    pub(super) ids_bytes: f64,
+    /// Rows that the forward pass reads.
+    pub(super) read_bytes: f64,
+    /// Vectors that go out; as many gradients come back.
+    pub(super) out_bytes: f64,
+    /// Squares that owners of other columns are sent.
+    pub(super) sums_bytes: f64,
+}
+
+/// What a copy of a table does in a step on each rank.
+pub(super) struct CopyWork {
+    /// Moved by the lookup and its gradients.
+    pub(super) lookup_bytes: f64,
+    /// Moved by the update.
+    pub(super) update_bytes: f64,
+    /// Sent.
+    pub(super) exchange_bytes: f64,
+    /// Held for each batch in flight.
+    pub(super) held_bytes: f64,
+    /// Gradients of touched rows.
+    pub(super) gradient_bytes: f64,
+}
+
 /// How pooled vectors go home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -106,22 +134,23 @@ impl<'a> Model<'a> {
 
     /// Milliseconds to fetch `rows` rows from the tiers below the device and to write them back.
     fn miss_ms(&self, table: &TableLoad, rows: f64, columns: usize) -> f64 {
+        let (host, ssd) = self.miss_bytes(table, rows, columns);
+        ms(host, self.topology.host_gb_per_s) + ms(ssd, self.topology.ssd_gb_per_s)
+    }
+
+    /// The bytes of that from the host's memory, and from disks.
+    pub(super) fn miss_bytes(&self, table: &TableLoad, rows: f64, columns: usize) -> (f64, f64) {
         if self.device_share >= 1.0 || self.host_share <= self.device_share {
-            return 0.0;
+            return (0.0, 0.0);
         }
         let hit = |share| table.stats.as_ref().map_or(share, |stats| stats.hit(share));
         let bytes = 2.0 * rows * table.row_bytes(columns) as f64;
         let (device, host) = (hit(self.device_share), hit(self.host_share));
-        ms(bytes * (host - device), self.topology.host_gb_per_s)
-            + ms(bytes * (1.0 - host), self.topology.ssd_gb_per_s)
+        (bytes * (host - device), bytes * (1.0 - host))
     }
 
-    /// A shard at its owner.
-    pub(super) fn owner(&self, table: &TableLoad, route: Route, way: Way, part: &Part) -> Load {
-        if part.rows == 0 {
-            return Load::default();
-        }
-        let columns = part.columns as f64;
+    /// What a shard of at least one row does at its owner.
+    pub(super) fn owner_work(&self, table: &TableLoad, route: Route, part: &Part) -> OwnerWork {
         let features = table.ids_per_sample.len() as f64;
         let ids_local = self.workload.batch_per_rank * table.ids();
         let ids_global = ids_local * self.ranks;
@@ -136,9 +165,31 @@ impl<'a> Model<'a> {
                 (ids, rows, ids)
             }
         };
+        let columns = part.columns as f64;
+        // Owners of other columns need this one's sum of squares of each block of each row.
+        let sums = if table.row_states > 0 && part.columns < table.dim {
+            rows * columns / COLUMNS_MIN as f64 * NUMBER_BYTES
+        } else {
+            0.0
+        };
         let width = part.columns.max(COLUMNS_MIN) as f64 * table.element_bytes as f64;
-        let out = vectors * columns * NUMBER_BYTES;
-        let compute = self.device_ms(3.0 * read * width + ids * ID_BYTES + 2.0 * out);
+        OwnerWork {
+            rows,
+            ids_bytes: ids * ID_BYTES,
+            read_bytes: read * width,
+            out_bytes: vectors * columns * NUMBER_BYTES,
+            sums_bytes: sums,
+        }
+    }
+
+    /// A shard at its owner.
+    pub(super) fn owner(&self, table: &TableLoad, route: Route, way: Way, part: &Part) -> Load {
+        if part.rows == 0 {
+            return Load::default();
+        }
+        let OwnerWork { rows, ids_bytes, read_bytes, out_bytes: out, sums_bytes } =
+            self.owner_work(table, route, part);
+        let compute = self.device_ms(3.0 * read_bytes + ids_bytes + 2.0 * out);
         let vectors_ms = match way {
             Way::Flat => self.send_ms(out),
             // Each rank keeps its part of the bags, and sends it on to the same place elsewhere.
@@ -149,17 +200,11 @@ impl<'a> Model<'a> {
                     + ms(far, self.topology.inter_node.gb_per_s)
             }
         };
-        // Owners of other columns need this one's sum of squares of each block of each row.
-        let sums = if table.row_states > 0 && part.columns < table.dim {
-            rows * columns / COLUMNS_MIN as f64 * NUMBER_BYTES
-        } else {
-            0.0
-        };
-        let links = self.send_ms(ids * ID_BYTES + sums) + 2.0 * vectors_ms;
+        let links = self.send_ms(ids_bytes + sums_bytes) + 2.0 * vectors_ms;
         let row_bytes = table.row_bytes(part.columns);
         // Rows that are in the device anyway need no copy to be read ahead.
         let copies = if self.device_share < 1.0 { self.workload.row_buffers } else { 0 };
-        let buffers = self.workload.batches_in_flight as f64 * (ids * ID_BYTES + out)
+        let buffers = self.workload.batches_in_flight as f64 * (ids_bytes + out)
             + copies as f64 * rows.min(part.rows as f64) * row_bytes as f64;
         Load {
             cost: compute + links + self.miss_ms(table, rows, part.columns),
@@ -179,14 +224,33 @@ impl<'a> Model<'a> {
             Route::Unique => {
                 let rows = table.unique(ids) * dim * NUMBER_BYTES;
                 // Rows are summed into bags, and gradients of bags into gradients of rows.
-                let cost = self.device_ms(2.0 * (ids * dim * NUMBER_BYTES + pooled));
+                let cost = self.device_ms(2.0 * self.source_bytes(table));
                 Load { cost, memory: bytes(flights * (ids * ID_BYTES + pooled + rows)) }
             }
         }
     }
 
+    /// Bytes that a source moves to sum the rows of bags, on the unique route.
+    pub(super) fn source_bytes(&self, table: &TableLoad) -> f64 {
+        let vectors = table.ids() + table.ids_per_sample.len() as f64;
+        self.workload.batch_per_rank * vectors * table.dim as f64 * NUMBER_BYTES
+    }
+
     /// A copy of the table on every rank: local lookups, and an all-reduce of the touched rows.
     pub(super) fn copy(&self, table: &TableLoad) -> Load {
+        let CopyWork { lookup_bytes, update_bytes, exchange_bytes, held_bytes, gradient_bytes } =
+            self.copy_work(table);
+        let exchange = self.send_ms(exchange_bytes);
+        let flights = self.workload.batches_in_flight as f64;
+        let buffers = flights * held_bytes + 2.0 * gradient_bytes;
+        Load {
+            cost: self.device_ms(lookup_bytes) + self.device_ms(update_bytes) + exchange,
+            memory: table.total_bytes().saturating_add(bytes(buffers)),
+        }
+    }
+
+    /// What a copy of the table does on every rank.
+    pub(super) fn copy_work(&self, table: &TableLoad) -> CopyWork {
         let ids = self.workload.batch_per_rank * table.ids();
         let touched = table.unique(ids * self.ranks);
         let dim = table.dim as f64;
@@ -194,15 +258,13 @@ impl<'a> Model<'a> {
         let pooled =
             self.workload.batch_per_rank * table.ids_per_sample.len() as f64 * dim * NUMBER_BYTES;
         let gradients = touched * dim * NUMBER_BYTES;
-        let lookup = self.device_ms(2.0 * ids * width + ids * ID_BYTES + 2.0 * pooled);
-        let update = self.device_ms(touched * 2.0 * width + gradients);
-        // Reduce-scatter and all-gather each send every touched row once, with its number.
-        let exchange = 2.0 * self.send_ms(gradients + touched * ID_BYTES);
-        let flights = self.workload.batches_in_flight as f64;
-        let buffers = flights * (ids * ID_BYTES + pooled) + 2.0 * gradients;
-        Load {
-            cost: lookup + update + exchange,
-            memory: table.total_bytes().saturating_add(bytes(buffers)),
+        CopyWork {
+            lookup_bytes: 2.0 * ids * width + ids * ID_BYTES + 2.0 * pooled,
+            update_bytes: touched * 2.0 * width + gradients,
+            // Reduce-scatter and all-gather each send every touched row once, with its number.
+            exchange_bytes: 2.0 * (gradients + touched * ID_BYTES),
+            held_bytes: ids * ID_BYTES + pooled,
+            gradient_bytes: gradients,
         }
     }
 

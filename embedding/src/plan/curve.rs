@@ -7,7 +7,7 @@
 use super::cost::ms;
 use super::load::{TableLoad, Workload};
 use super::planner::{Budget, Planned, plan};
-use super::{Grid2d, Placement, Topology};
+use super::{Grid2d, Placement, Plan, Topology};
 use crate::{EmbeddingError, Result};
 
 /// One number of replicas.
@@ -103,8 +103,23 @@ fn sync_ms(
     workload: &Workload,
 ) -> Result<f64> {
     let groups = grid.groups() as f64;
+    let most = sync_bytes(tables, &planned.plan, grid, workload).into_iter().fold(0.0, f64::max);
+    let near = grid.replicas_per_node(topology.node(grid.total())?) as f64;
+    let sent = 2.0 * most;
+    let intra = ms(sent * (near - 1.0) / groups, topology.intra_node.gb_per_s);
+    let inter = ms(sent * (groups - near) / groups, topology.inter_node.gb_per_s);
+    Ok(intra.max(inter))
+}
+
+/// Bytes of the rows of each rank of a group that some replica touched.
+pub(super) fn sync_bytes(
+    tables: &[TableLoad],
+    plan: &Plan,
+    grid: Grid2d,
+    workload: &Workload,
+) -> Vec<f64> {
     let mut bytes = vec![0.0; grid.ranks()];
-    for (table, plan) in tables.iter().zip(planned.plan.tables()) {
+    for (table, plan) in tables.iter().zip(plan.tables()) {
         let ids = workload.batch_per_rank * table.ids();
         let touched = table.unique(ids * grid.total() as f64);
         for shard in &plan.shards {
@@ -117,10 +132,5 @@ fn sync_ms(
                 (touched * share).min(rows) * table.row_bytes(shard.columns.len()) as f64;
         }
     }
-    let most = bytes.into_iter().fold(0.0, f64::max);
-    let near = grid.replicas_per_node(topology.node(grid.total())?) as f64;
-    let sent = 2.0 * most;
-    let intra = ms(sent * (near - 1.0) / groups, topology.intra_node.gb_per_s);
-    let inter = ms(sent * (groups - near) / groups, topology.inter_node.gb_per_s);
-    Ok(intra.max(inter))
+    bytes
 }

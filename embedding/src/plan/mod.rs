@@ -10,7 +10,7 @@
 //!   describes one group; all groups follow the same one.
 //! - [`plan`] estimates costs from a [`Topology`] and a [`Workload`]; [`plan_given`] takes them as
 //!   given. Both are deterministic: the same input gives the same plan and the same hash.
-//! - [`curve`] tells how many replicas pay.
+//! - [`curve`] tells how many replicas pay; [`rank_stages`] what each rank of a plan does, by stage.
 //! - [`tier_advice`] tells from [`MissCurve`]s how large tiers of memory should be.
 //!
 //! Costs are milliseconds a training step. docs/planning.md has every term.
@@ -29,6 +29,7 @@ mod planner;
 mod sample;
 mod search;
 mod solve;
+mod stages;
 mod tiering;
 mod topology;
 mod types;
@@ -42,6 +43,7 @@ pub use load::{TableLoad, Workload};
 pub use miss_ratio::{MissCurve, ROWS_TRACKED, ReuseCounter};
 pub use planner::{Budget, Planned, RankLoad, ShardLoad, plan};
 pub use sample::{IdCounter, IdStats};
+pub use stages::{RankStages, rank_stages};
 pub use tiering::{
     CURVE_PERCENTS, CurvePart, TableCurve, TierAdvice, TierJob, TierLoad, TierShare, TierSize,
     tier_advice,
