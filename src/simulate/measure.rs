@@ -27,14 +27,16 @@ pub fn measure(classes: &[ClassCosts], schedule: Schedule, counted: usize) -> Me
     let every = schedule.sync_every.unwrap_or(1);
     let run_up = (schedule.depth + 4).next_multiple_of(every);
     let counted = counted.next_multiple_of(every);
-    let run = build(classes, Schedule { steps: run_up + counted, ..schedule });
+    // Steps behind them, so that until the last one ends there is something to read ahead.
+    let (first, last) = (run_up - 1, run_up + counted - 1);
+    let run = build(classes, Schedule { steps: last + 1 + schedule.depth + 1, ..schedule });
     let Run { graph, works, ends } = run;
     let spans = graph.run();
-    let first = run_up - 1;
+    let (begin, end) = (ends[first], spans[ends[last].index()].end);
     let mut events: Vec<Event> = works
         .iter()
-        .filter(|work| work.step >= first)
-        .map(|work| event(work, &spans, classes))
+        .filter(|work| work.step >= first && spans[work.task.index()].start < end)
+        .map(|work| event(work, &spans, classes, last))
         .collect();
     events.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(a.rank.cmp(&b.rank)));
     // A step without any work has no events: then all of it is nothing.
@@ -45,20 +47,21 @@ pub fn measure(classes: &[ClassCosts], schedule: Schedule, counted: usize) -> Me
         critical_path: Vec::new(),
         steps: Vec::new(),
     });
-    let critical_path = critical_path(&works, &spans, ends[first], ends[run_up + counted - 1])
+    let critical_path = critical_path(&works, &spans, begin, ends[last])
         .into_iter()
         .map(|(stage, time)| PathPart { stage: stage.to_owned(), ms: ms(time) / counted as f64 })
         .collect();
     Measured { report, critical_path, events }
 }
 
-fn event(work: &Work, spans: &[Span], classes: &[ClassCosts]) -> Event {
+/// What is done for a step behind the `last` names no step: none of them is whole.
+fn event(work: &Work, spans: &[Span], classes: &[ClassCosts], last: usize) -> Event {
     let span = spans[work.task.index()];
     Event {
         stage: work.stage.to_owned(),
         rank: classes[work.class].rank,
         lane: work.lane.name().to_owned(),
-        step: Some(work.step as u64 + 1),
+        step: (work.step <= last).then_some(work.step as u64 + 1),
         micro_batch: work.micro_batch.map(|part| part as u64),
         start_us: span.start as f64 / PS_PER_US,
         duration_us: (span.end - span.start) as f64 / PS_PER_US,

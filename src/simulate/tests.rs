@@ -71,6 +71,11 @@ fn prefetch_hides_what_is_ahead_of_the_window() {
     close(measured.report.step_ms, 12.0);
     // What is hidden may still run while the device waits for the exchange.
     close(exposed(&measured, "exchange_out") + exposed(&measured, "exchange_back"), 4.0);
+    // Every stage runs once a step, until the last.
+    for (stage, ms) in [("read", 1.0), ("ssd", 4.0), ("host", 5.0), ("dense", 8.0)] {
+        let stages = &measured.report.ranks[0].stages;
+        close(stages.iter().find(|figures| figures.stage == stage).unwrap().busy_ms, ms);
+    }
     // The slowest stage sets the pace, wherever it is; two in a row overlap each other.
     close(step_ms(ClassCosts { ssd_ms: 20.0, ..class() }, schedule(Mode::Prefetch, 1)), 20.0);
     close(step_ms(ClassCosts { read_ms: 20.0, ..class() }, schedule(Mode::Prefetch, 1)), 20.0);
@@ -133,7 +138,8 @@ fn depth_bounds_how_far_reading_is_ahead() {
     let mut seen = 0;
     for read in measured.events.iter().filter(|event| event.stage == "read") {
         let begun = |event: &&Event| {
-            event.stage == "exchange_out" && event.step == read.step.map(|step| step - 3)
+            event.stage == "exchange_out"
+                && read.step.is_some_and(|step| event.step == Some(step - 3))
         };
         if let Some(window) = measured.events.iter().find(begun) {
             close(read.start_us, window.start_us);
