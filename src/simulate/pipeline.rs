@@ -190,9 +190,9 @@ impl Builder<'_> {
         cost_ms: impl Fn(&ClassCosts) -> f64,
     ) -> PerClass {
         let mut tasks = Vec::with_capacity(self.classes.len());
-        for class in 0..self.classes.len() {
+        for (class, &before) in earlier.iter().enumerate() {
             let task = self.work(stage, lane, at, class, ps(cost_ms(&self.classes[class])));
-            self.run.graph.after(earlier[class], task);
+            self.run.graph.after(before, task);
             tasks.push(task);
         }
         tasks
