@@ -399,10 +399,19 @@ impl<D: ModelDevice> Model<D> {
             self.tables.forward_micro(stream, &mut found, index, overlap, out, stride)?;
             self.device.synchronize(stream)?;
             lookup_s += clock.lap("lookup");
+            let last = index + 1 == micro.len();
+            if last {
+                found.observe(metrics, lookup_s);
+            }
             self.towers.forward(stream, acts, rows.clone())?;
             mean += self.towers.loss(stream, acts, rows.clone(), total.divisor)?;
+            if last {
+                [mean] = self.ranks.sum([mean])?;
+                if !mean.is_finite() {
+                    return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
+                }
+            }
             clock.lap("forward");
-            let last = index + 1 == micro.len();
             let store = if index == 0 { ParamGrad::Store } else { ParamGrad::Add };
             if let Err(what) =
                 self.backward(rows.clone(), store, last, &mut dense_sq_norm, &mut sums)?
@@ -418,12 +427,6 @@ impl<D: ModelDevice> Model<D> {
             if !self.ranks.is_alone() {
                 clock.lap("exchange_gradients");
             }
-        }
-        found.observe(metrics, lookup_s);
-
-        let [mean] = self.ranks.sum([mean])?;
-        if !mean.is_finite() {
-            return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
         }
         let dense_sq_norm = match self.finish_gradients(samples, dense_sq_norm, sums, clock)? {
             Ok(norm) => norm,
@@ -541,7 +544,7 @@ impl<D: ModelDevice> Model<D> {
         let device = &self.device;
         let squares = device.sum_of_squares(stream, rows, &acts.dx0, &mut self.partial_sums)?;
         let finite_anywhere = !self.ranks.any(!squares.is_finite())?;
-        clock.lap("backward");
+        clock.lap("check");
         for (bucket, sum) in sums {
             let grads = sum.wait()?;
             self.towers.write_grads(stream, bucket, &grads)?;

@@ -61,11 +61,22 @@ impl Signals {
             flag::register_conditional_shutdown(signal, code, Arc::clone(&caught))
                 .map_err(failed)?;
             flag::register(signal, caught).map_err(failed)?;
-            flag::register(signal, Arc::clone(&signals.stop)).map_err(failed)?;
+            // Who sees the flag finds the signal.
             flag::register_usize(signal, Arc::clone(&signals.last), signal as usize)
                 .map_err(failed)?;
+            flag::register(signal, Arc::clone(&signals.stop)).map_err(failed)?;
         }
         Ok(signals)
+    }
+
+    /// As if this signal had come to this process: for programs that are asked in another way.
+    pub fn raise(&self, signal: Signal) {
+        let number = match signal {
+            Signal::Interrupt => SIGINT,
+            Signal::Terminate => SIGTERM,
+        };
+        self.last.store(number as usize, Ordering::SeqCst);
+        self.stop.store(true, Ordering::SeqCst);
     }
 
     /// A flag that any signal sets.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use prometheus::Registry;
-use tessera_comm::{CommMetrics, Communicator, LaunchEnv, Launcher, Options, threads};
+use tessera_comm::{CommMetrics, Communicator, LaunchEnv, Launcher, LinkDelay, Options, threads};
 use tessera_device::Cpu;
 use tessera_embedding::plan::Plan;
 
@@ -64,13 +64,23 @@ impl Ended {
 ///
 /// Errors: whatever stopped the run; what had been checkpointed stays whole.
 pub fn run(args: &cli::Train) -> Result<Ended> {
-    run_watched(args, None)
+    run_with(args, &Hooks::default())
 }
 
-/// As [`run`], with `probe` watching the stages of all ranks of this process.
+/// What a run is watched, or slowed down, by.
+#[derive(Clone, Default)]
+pub struct Hooks {
+    /// Watches the stages of all ranks of this process.
+    pub probe: Option<Arc<dyn Probe>>,
+    /// Makes links between ranks that are threads slow.
+    pub link: Option<LinkDelay>,
+}
+
+/// As [`run`], with hooks.
 ///
 /// Errors: as there.
-pub fn run_watched(args: &cli::Train, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
+pub fn run_with(args: &cli::Train, hooks: &Hooks) -> Result<Ended> {
+    let probe = hooks.probe.as_ref();
     let config = Config::load(&args.config.config, &args.config.set)?;
     let launched = LaunchEnv::read(|name| std::env::var(name).ok())?;
     check_launch(&config.parallel, launched.as_ref())?;
@@ -82,7 +92,7 @@ pub fn run_watched(args: &cli::Train, probe: Option<&Arc<dyn Probe>>) -> Result<
             let device = Cpu::new(config.threads)?;
             train_on(&device, &config, &start, &out, &signals, Registry::new(), None, probe)
         }
-        Comm::Threads => on_threads(args, &config, probe),
+        Comm::Threads => on_threads(args, &config, hooks),
         Comm::Mpi => on_mpi(args, &config, probe),
     }
 }
@@ -114,18 +124,18 @@ fn check_launch(parallel: &ParallelConfig, launched: Option<&LaunchEnv>) -> Resu
 /// What communicators are made with.
 fn comm_options(config: &Config, registry: &Registry) -> Result<Options> {
     let metrics = Arc::new(CommMetrics::new(registry)?);
-    Ok(Options { time_limit: config.parallel.time_limit, metrics })
+    Ok(Options { time_limit: config.parallel.time_limit, metrics, delay: None })
 }
 
 /// Ranks that are threads of this process, which share its cores.
-fn on_threads(args: &cli::Train, config: &Config, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
+fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended> {
     let start = Start::choose(args)?;
     let out = Out::choose(args, &start)?;
     let plan = plan::for_training(config)?;
     let signals = Signals::catch()?;
     let registry = Registry::new();
-    let options = comm_options(config, &registry)?;
-    let ranks = config.parallel.ranks;
+    let options = Options { delay: hooks.link, ..comm_options(config, &registry)? };
+    let (ranks, probe) = (config.parallel.ranks, hooks.probe.as_ref());
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = config.threads.map_or(cores, NonZeroUsize::get);
     let each = NonZeroUsize::new((threads / ranks).max(1));

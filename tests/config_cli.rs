@@ -80,7 +80,7 @@ fn assignments_reach_the_run_and_its_resolved_configuration() {
     assert_eq!(resolved["table"][1]["rows"].as_integer(), Some(7));
     assert_eq!(resolved["optimizer"]["dense"]["kind"].as_str(), Some("sgd"));
     // Defaults are written out.
-    assert_eq!(resolved["pipeline"]["depth"].as_integer(), Some(4));
+    assert_eq!(resolved["pipeline"]["micro_batches"].as_integer(), Some(1));
     assert_eq!(resolved["optimizer"]["sparse"]["eps"].as_float(), Some(1e-8));
 
     // The resolved configuration, from another folder, is the same run.

@@ -19,7 +19,7 @@ pub const SCHEMA: &str = "tessera-bench/1";
 pub struct Document<P = Point> {
     /// [`SCHEMA`].
     pub schema: String,
-    /// `lookup`, `update`, `step`, `comm`, `cache` or `tiers`.
+    /// `lookup`, `update`, `step`, `comm`, `cache`, `tiers` or `pipeline`.
     pub command: String,
     /// Version of the program.
     pub version: String,

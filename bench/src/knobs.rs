@@ -8,8 +8,9 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-pub use crate::cache::knobs::{CacheArgs, TiersArgs};
+use crate::cache::knobs::{CacheArgs, TiersArgs};
 pub use crate::comm::knobs::CommArgs;
+pub use crate::pipeline::PipelineArgs;
 
 /// Measures Tessera on this machine, against this machine's own limit.
 #[derive(Debug, Parser)]
@@ -35,6 +36,8 @@ pub enum Command {
     Cache(CacheArgs),
     /// Training steps of a model in tiers, against the same model resident
     Tiers(TiersArgs),
+    /// The modes of the training pipeline over stages and links that take as long as asked for
+    Pipeline(PipelineArgs),
     /// Ratios between two earlier outputs of --json, with their spread
     Compare(CompareArgs),
 }

@@ -19,6 +19,7 @@ pub mod gather;
 pub mod knobs;
 pub mod machine;
 pub mod naive;
+pub mod pipeline;
 pub mod report;
 pub mod requests;
 pub mod run;

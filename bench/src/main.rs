@@ -9,6 +9,7 @@ use tessera_bench::comm::{self, CommPoint};
 use tessera_bench::compare::{Comparison, compare};
 use tessera_bench::document::{Document, Figures, Point};
 use tessera_bench::knobs::{Cli, Command, CompareArgs, OutputKnobs};
+use tessera_bench::pipeline::{self, PipelinePoint};
 use tessera_bench::workloads::Work;
 use tessera_bench::{BenchError, Result, report, run};
 
@@ -39,6 +40,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Comm(args) => finish(&args.output, || comm::run(args)),
         Command::Cache(args) => finish(&args.output, || cache::run(args).map(Some)),
         Command::Tiers(args) => finish(&args.output, || cache::train::run(args).map(Some)),
+        Command::Pipeline(args) => finish(&args.output, || pipeline::run(args).map(Some)),
         Command::Compare(args) => compare_files(args),
     }
 }
@@ -75,6 +77,7 @@ fn compare_files(args: &CompareArgs) -> Result<()> {
         comm::COMMAND => of_files::<CommPoint>(args)?,
         cache::COMMAND => of_files::<CachePoint>(args)?,
         cache::train::COMMAND => of_files::<TrainPoint>(args)?,
+        pipeline::COMMAND => of_files::<PipelinePoint>(args)?,
         _ => of_files::<Point>(args)?,
     };
     if args.json {

@@ -169,13 +169,13 @@ impl Training {
         volume(self.embedding(), &self.stream, batches, Work::Update)
     }
 
-    /// What routes batches, another thread's.
+    /// What routes batches on another thread and counts them, and what fetches their rows.
     ///
     /// Errors: none on one rank.
-    pub(crate) fn router(&self) -> Result<(Router<Cpu>, Option<RowFetchers>)> {
+    pub(crate) fn router(&self) -> Result<(Router<Cpu>, Option<RowFetchers>, Metrics)> {
         let router = self.model.router("ahead", self.config.pipeline.micro_batches.get())?;
         let fetchers = router.fetchers();
-        Ok((router, fetchers))
+        Ok((router, fetchers, Metrics::register(&Registry::new(), self.model.table_names())?))
     }
 
     /// One step, routing included.

@@ -298,7 +298,12 @@ impl Communicator {
             });
         }
         let options =
-            Options { time_limit: self.group.time_limit, metrics: Arc::clone(&self.group.metrics) };
+            // The new group's transport has the delay, if there is one, of this one's.
+            Options {
+                time_limit: self.group.time_limit,
+                metrics: Arc::clone(&self.group.metrics),
+                delay: None,
+            };
         let ranks: Vec<usize> = split.members.iter().map(|&rank| self.group.ranks[rank]).collect();
         let created = if ranks.len() == 1 {
             Self::inline(name, transport, ranks[0], &options)

@@ -97,7 +97,8 @@ impl Engine {
         let message = |to| {
             let payload = outgoing(to);
             let count = payload.bytes().len() as u64 / element_bytes;
-            Message { header: Header { count, ..*header }, payload }
+            let posted = Instant::now();
+            Message { posted, header: Header { count, ..*header }, payload }
         };
         let start = Instant::now();
         let deadline = deadline(start, self.group.time_limit);

@@ -8,7 +8,7 @@ use tessera_device::fnv1a;
 use crate::collectives;
 use crate::engine::{Engine, Op};
 use crate::payload::Pool;
-use crate::{CommError, CommMetrics, Receive, Result};
+use crate::{CommError, CommMetrics, LinkDelay, Receive, Result};
 
 /// What a world's communicators share.
 #[derive(Clone, Debug)]
@@ -18,12 +18,15 @@ pub struct Options {
     pub time_limit: Duration,
     /// Where bytes and times are counted.
     pub metrics: Arc<CommMetrics>,
+    /// Makes the links between ranks that are threads slow, to show what overlaps; `None` leaves
+    /// them as they are.
+    pub delay: Option<LinkDelay>,
 }
 
 impl Default for Options {
     /// Ten minutes; metrics that nobody sees.
     fn default() -> Self {
-        Self { time_limit: Duration::from_secs(600), metrics: Arc::default() }
+        Self { time_limit: Duration::from_secs(600), metrics: Arc::default(), delay: None }
     }
 }
 

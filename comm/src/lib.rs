@@ -27,6 +27,7 @@
 mod codec;
 mod collectives;
 mod communicator;
+mod delay;
 mod engine;
 mod error;
 mod group;
@@ -49,6 +50,7 @@ mod wire;
 pub use codec::Codec;
 pub use collectives::{Parts, Receive};
 pub use communicator::Communicator;
+pub use delay::LinkDelay;
 pub use error::{CommError, Result};
 pub use group::Options;
 pub use launch::{LaunchEnv, Launcher};

@@ -8,6 +8,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
+use crate::delay::{Delayed, Link};
 use crate::inbox::Inbox;
 use crate::transport::{Failure, Message, Stall, Transport};
 use crate::{CommError, Communicator, Options, Result, single};
@@ -79,7 +80,12 @@ fn communicators(world: &Arc<World>, ranks: usize, options: &Options) -> Result<
                     let all: Vec<usize> = (0..ranks).collect();
                     let (world, matrix) = (Arc::clone(world), Arc::clone(&matrix));
                     let end = End { world, matrix, rank, members: all.clone() };
-                    Communicator::threaded("world", 0, Arc::new(end), rank, all, options)
+                    let mut transport: Arc<dyn Transport> = Arc::new(end);
+                    if let Some(delay) = options.delay {
+                        let link = Arc::new(Link::new(delay));
+                        transport = Arc::new(Delayed { inner: transport, link });
+                    }
+                    Communicator::threaded("world", 0, transport, rank, all, options)
                 })
                 .collect()
         }

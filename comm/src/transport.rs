@@ -10,6 +10,8 @@ use crate::payload::Payload;
 /// What one rank posts to another.
 #[derive(Clone)]
 pub(crate) struct Message {
+    /// When it was posted.
+    pub(crate) posted: Instant,
     pub(crate) header: Header,
     pub(crate) payload: Payload,
 }

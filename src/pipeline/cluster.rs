@@ -6,12 +6,14 @@
 //!
 //! ```text
 //! count each key (row of a table) of the batch
-//! signature of a sample: its most frequent keys that one micro-batch can hold all samples of
+//! signature of a sample: its rarest keys that another sample has too
 //! order samples by signature, cut evenly
 //! ```
-//! Keys that more samples share than a micro-batch has are in every micro-batch whatever the
-//! order, and tell nothing. The order depends on the batch alone; the cost is linear in its ids but
-//! for one sort of its samples.
+//! Frequent keys are in every micro-batch whatever the order; a key of a few samples is in one if
+//! they are neighbours. (Tried on Criteo: by the most frequent keys that a micro-batch could hold
+//! alone, and greedy assignment to the micro-batch that shares most keys, which hot keys decide:
+//! both save less.) The order depends on the batch alone; the cost is linear in its ids but for one
+//! sort of its samples.
 
 use std::collections::HashMap;
 
@@ -23,24 +25,23 @@ const SIGNATURE: usize = 4;
 /// A row of a table, by the table's number and the id.
 type Key = (u32, i64);
 
-/// The order of a batch's samples in which those that share keys are neighbours, for `parts`
-/// micro-batches. `tables` holds the table of each feature.
+/// The order of a batch's samples in which those that share keys are neighbours. `tables` holds
+/// the table of each feature.
 #[must_use]
-pub fn order(batch: &Batch, tables: &[usize], parts: usize) -> Vec<usize> {
+pub fn order(batch: &Batch, tables: &[usize]) -> Vec<usize> {
     let samples = batch.samples();
     let mut counts: HashMap<Key, u32> =
         HashMap::with_capacity(batch.features().len() * samples / 2);
     for_each_key(batch, tables, |_, key| *counts.entry(key).or_default() += 1);
-    let most = (samples / parts.max(1)).max(2) as u32;
-    // Of each sample, the most frequent keys first: (frequency reversed, key).
+    // Of each sample, the rarest keys first: (frequency, key).
     let mut signatures = vec![[(u32::MAX, (u32::MAX, i64::MAX)); SIGNATURE]; samples];
     for_each_key(batch, tables, |sample, key| {
         let count = counts[&key];
-        if !(2..=most).contains(&count) {
+        if count < 2 {
             return;
         }
         let signature = &mut signatures[sample];
-        let entry = (u32::MAX - count, key);
+        let entry = (count, key);
         let at = signature.partition_point(|&other| other < entry);
         if at < SIGNATURE && signature[at] != entry {
             signature[at..].rotate_right(1);
@@ -108,7 +109,7 @@ mod tests {
     fn samples_that_share_keys_become_neighbours() {
         // Table 0 says nothing: all share its key. Table 1 has two sessions, taken in turn.
         let all = batch(&[&[7; 8], &[1, 2, 1, 2, 1, 2, 1, 2]]);
-        let order = order(&all, &[0, 1], 2);
+        let order = order(&all, &[0, 1]);
         assert_eq!(order, [0, 2, 4, 6, 1, 3, 5, 7]);
         assert_eq!(unique_keys(&all, &[0, 1], 2), 6);
         let clustered = all.reordered(&order);
@@ -119,14 +120,14 @@ mod tests {
     #[test]
     fn a_batch_without_shared_keys_keeps_its_order() {
         let all = batch(&[&[5, 4, 3, 2, 1]]);
-        assert_eq!(order(&all, &[0], 2), [0, 1, 2, 3, 4]);
-        assert_eq!(order(&batch(&[&[]]), &[0], 3), Vec::<usize>::new());
+        assert_eq!(order(&all, &[0]), [0, 1, 2, 3, 4]);
+        assert_eq!(order(&batch(&[&[]]), &[0]), Vec::<usize>::new());
     }
 
     #[test]
     fn features_of_one_table_share_keys() {
         let all = batch(&[&[1, 2, 3, 4], &[9, 8, 1, 2]]);
-        assert_eq!(order(&all, &[0, 0], 2), [0, 2, 1, 3]);
-        assert_eq!(order(&all, &[0, 1], 2), [0, 1, 2, 3]);
+        assert_eq!(order(&all, &[0, 0]), [0, 2, 1, 3]);
+        assert_eq!(order(&all, &[0, 1]), [0, 1, 2, 3]);
     }
 }

@@ -133,7 +133,7 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
                     let step = self.step + 1;
                     let parts = self.config.pipeline.micro_batches.get();
                     if self.config.pipeline.cluster == Cluster::Keys && parts > 1 {
-                        let order = order(&share.own, &self.tables, parts);
+                        let order = order(&share.own, &self.tables);
                         share.own = share.own.reordered(&order);
                         clock.lap("cluster");
                     }
@@ -156,6 +156,11 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
             Next::EpochEnd => true,
             Next::End | Next::Signal(_) => false,
         }
+    }
+
+    /// Makes the other ranks' operations end, for this reason.
+    pub(super) fn give_up(&self, reason: &str) {
+        self.ranks().control().give_up(reason);
     }
 
     /// Steps fed so far.

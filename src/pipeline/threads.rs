@@ -1,6 +1,7 @@
 //! Stages on threads of their own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,7 @@ pub fn run<D: ModelDevice, R>(
     stop: &Stop<'_>,
     body: impl FnOnce(Threads<D>) -> Result<R>,
 ) -> Result<R> {
+    let panicked = Mutex::new(None);
     std::thread::scope(|scope| {
         let (depth, depth_max) = match feeder.depth() {
             Some(depth) => (depth.get(), depth.get()),
@@ -79,17 +81,20 @@ pub fn run<D: ModelDevice, R>(
         }
         let (go_on, told) = bounded(1);
         let mut over = None;
+        let panicked = &panicked;
         let mut handles = Vec::new();
         let fetchers = feeder.fetchers();
         let (to_next, mut items) = bounded(room);
-        handles.push(spawn(scope, "feed", move || feed(feeder, watch, &to_next, &paid, &told))?);
+        handles.push(spawn(scope, "feed", move || {
+            feed(feeder, watch, panicked, &to_next, &paid, &told);
+        })?);
         if let Some(fetchers) = fetchers {
             let (to_step, fetched) = bounded(room);
             let (tell, hear) = bounded(room);
             over = Some(tell);
             let from = std::mem::replace(&mut items, fetched);
             handles.push(spawn(scope, "fetch", move || {
-                fetch(&fetchers, watch, &from, &to_step, &hear);
+                fetch(&fetchers, watch, panicked, &from, &to_step, &hear);
             })?);
         }
         let ends = Ends { handles, stop };
@@ -112,6 +117,11 @@ pub fn run<D: ModelDevice, R>(
             ends.wait(&error.to_string());
         }
         result
+    })
+    .map_err(|error| match (error, panicked.into_inner()) {
+        // What the step heard of from other ranks began here.
+        (Error::Comm(_), Ok(Some(own))) => own,
+        (error, _) => error,
     })
 }
 
@@ -159,6 +169,7 @@ fn spawn<'scope>(
 fn feed<D: ModelDevice>(
     mut feeder: Feeder<'_, D>,
     watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
+    panicked: &Panicked,
     to: &Sender<Item<D>>,
     paid: &Receiver<()>,
     told: &Receiver<()>,
@@ -166,7 +177,11 @@ fn feed<D: ModelDevice>(
     let watch = watch(Lane::Feed);
     while paid.recv().is_ok() {
         let mut clock = Clock::watched(watch.clone(), feeder.step() + 1);
-        let mut next = guarded("feed", || feeder.routed(&mut clock));
+        let mut next = guarded("feed", panicked, || feeder.routed(&mut clock));
+        if let Err(error @ Error::Stage { .. }) = &next {
+            // The other ranks do not wait for what this one will never say.
+            feeder.give_up(&error.to_string());
+        }
         if let Ok(Next::Step(fed)) = &mut next {
             fed.stages = clock.finish().1;
         }
@@ -182,6 +197,7 @@ fn feed<D: ModelDevice>(
 fn fetch<D: ModelDevice>(
     fetchers: &RowFetchers,
     watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
+    panicked: &Panicked,
     from: &Receiver<Item<D>>,
     to: &Sender<Item<D>>,
     over: &Receiver<u64>,
@@ -191,7 +207,12 @@ fn fetch<D: ModelDevice>(
         let mut alone = None;
         if let Ok(Next::Step(fed)) = &mut next {
             let mut clock = Clock::watched(watch.clone(), fed.step);
-            match guarded("fetch", || fetchers.fetch(&mut fed.found)) {
+            let fetched = guarded("fetch", panicked, || {
+                let fetched = fetchers.fetch(&mut fed.found)?;
+                clock.lap("fetch");
+                Ok(fetched)
+            });
+            match fetched {
                 Ok(true) => {}
                 Ok(false) => alone = Some(fed.step),
                 Err(error) => {
@@ -199,9 +220,7 @@ fn fetch<D: ModelDevice>(
                     return;
                 }
             }
-            clock.lap("fetch");
-            let (_, stages) = clock.finish();
-            fed.stages.extend(stages);
+            fed.stages.extend(clock.finish().1);
         }
         let ends = next.is_err();
         if to.send(Item { next, pauses }).is_err() || ends {
@@ -276,11 +295,21 @@ impl<D: ModelDevice> Threads<D> {
     }
 }
 
+/// The error of the first stage that panicked.
+type Panicked = Mutex<Option<Error>>;
+
 /// What a stage's work gives; a panic in it is an error that names the stage.
-fn guarded<R>(stage: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
+fn guarded<R>(
+    stage: &'static str,
+    panicked: &Panicked,
+    work: impl FnOnce() -> Result<R>,
+) -> Result<R> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(Error::Stage { stage, reason: format!("it panicked: {}", text.unwrap_or("?")) })
+        let reason = format!("it panicked: {}", text.unwrap_or("?"));
+        let mut first = panicked.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| Error::Stage { stage, reason: reason.clone() });
+        Err(Error::Stage { stage, reason })
     })
 }

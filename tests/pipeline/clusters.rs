@@ -24,7 +24,7 @@ fn unique(config: &Config, parts: usize, batches: usize) -> (u64, u64) {
             panic!("there are batches")
         };
         plain += unique_keys(&batch, &tables, parts);
-        let order = order(&batch, &tables, parts);
+        let order = order(&batch, &tables);
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert!(sorted.iter().copied().eq(0..batch.samples()), "each sample once");
@@ -42,11 +42,11 @@ fn fewer_keys_are_shared_by_micro_batches() {
         files.map(|path| format!("{:?}", path.display().to_string())).collect();
     let set = [format!("data.train=[{}]", files.join(", ")), "data.batch_size=2048".to_owned()];
     let config = Config::load(Path::new(example), &set).unwrap();
-    for parts in [2, 4, 8] {
+    for (parts, least) in [(2, 1.03), (4, 1.06), (8, 1.08)] {
         let (plain, clustered) = unique(&config, parts, 8);
         let factor = plain as f64 / clustered as f64;
         eprintln!("criteo-80k in {parts} parts: {plain} keys, clustered {clustered}: {factor:.3}");
-        assert!(factor > 1.05, "{parts} parts: {factor}");
+        assert!(factor > least, "{parts} parts: {factor}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! Sleeps of random length in every stage of every thread: they decide who is ahead, never what
-//! comes out.
+//! comes out. And stages that fail, of which the run says which.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tessera::cli::{ConfigArgs, Train};
 use tessera::clock::{Probe, Stage};
-use tessera::train;
+use tessera::train::{self, Hooks};
 
 use crate::common::golden::project;
 use crate::common::{Project, shared::shared};
@@ -36,7 +36,7 @@ fn run(project: &Project, out: &str, set: &[String], probe: Option<Arc<dyn Probe
         resume: None,
         out: Some(project.path(out)),
     };
-    train::run_watched(&args, probe.as_ref()).unwrap();
+    train::run_with(&args, &Hooks { probe, ..Hooks::default() }).unwrap();
 }
 
 #[test]
@@ -73,5 +73,54 @@ fn sleeps_in_any_stage_change_no_bit() {
         run(&project, &out, &set, Some(Arc::new(Sleeps { seed, drawn: AtomicU64::new(0) })));
         assert!(project.export(&out) == *weights, "seed {seed}: {set:?}");
         std::fs::remove_dir_all(project.path(&out)).unwrap();
+    }
+}
+
+/// Panics in a stage of a step on the last rank.
+struct Fault {
+    stage: &'static str,
+    rank: usize,
+}
+
+impl Probe for Fault {
+    fn done(&self, stage: Stage<'_>) {
+        assert!(
+            (stage.name, stage.step, stage.rank) != (self.stage, 4, self.rank),
+            "a fault, on purpose"
+        );
+    }
+}
+
+#[test]
+fn a_stage_that_fails_stops_all_of_them_and_is_named() {
+    let Some(shared) = shared() else { return };
+    let project = project(&shared.join("golden/dlrm_jagged_adam"));
+    for ranks in [1, 2] {
+        for (stage, thread) in [("read", "feed"), ("route", "feed"), ("fetch", "fetch")] {
+            let out = format!("{stage}-{ranks}");
+            let set = [
+                format!("parallel.ranks={ranks}"),
+                format!("threads={ranks}"),
+                "tiers.device_bytes=30000".to_owned(),
+                "pipeline.mode=nested".to_owned(),
+            ];
+            let args = Train {
+                config: ConfigArgs {
+                    config: project.path("golden/config.toml"),
+                    set: set.to_vec(),
+                },
+                init: None,
+                resume: None,
+                out: Some(project.path(&out)),
+            };
+            let fault: Arc<dyn Probe> = Arc::new(Fault { stage, rank: ranks - 1 });
+            let hooks = Hooks { probe: Some(fault), ..Hooks::default() };
+            let error = train::run_with(&args, &hooks).unwrap_err().to_string();
+            let named = format!("stage {thread} failed: it panicked: a fault, on purpose");
+            assert!(error.contains(&named), "{ranks} ranks, {stage}: {error}");
+            // Alone, what was before it is trained on.
+            let steps = project.steps(&out).len();
+            assert!(steps == 3 || ranks > 1 && steps < 3, "{steps}");
+        }
     }
 }

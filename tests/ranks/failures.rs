@@ -4,7 +4,6 @@
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use tessera::config::Config;
 use tessera::metrics::Metrics;
 use tessera::model::{FirstValues, Model};
 use tessera::pipeline::{Feeder, Next};
-use tessera::signals::Signals;
+use tessera::signals::{Signal, Signals};
 use tessera::trainer::Trainer;
 use tessera_comm::{Communicator, Options, threads};
 use tessera_device::Cpu;
@@ -127,7 +126,7 @@ fn a_rank_that_stalls_in_a_step_is_named_within_the_limit() {
             assert!(message.contains(part), "`{part}` is not in: {message}");
         }
     }
-    let named = messages.iter().any(|message| message.starts_with("all_gather<u8> #"));
+    let named = messages.iter().any(|message| message.starts_with("all_to_all_v<f32> #"));
     assert!(named, "{messages:?}");
 }
 
@@ -225,7 +224,7 @@ fn a_signal_that_one_rank_hears_of_stops_all_after_the_same_step() {
                 let signals = Signals::default();
                 let before = |rank: usize, step: u64| {
                     if (rank, step) == (1, 3) {
-                        signals.stop().store(true, Ordering::Relaxed);
+                        signals.raise(Signal::Terminate);
                     }
                 };
                 train(&config, &plan, world, &signals, before).unwrap()

@@ -7,16 +7,20 @@
 //! resident   the same steps
 //! ```
 //! Every row is written before anything is measured, so that one which was never trained is read back
-//! instead of being made anew. Batches are drawn outside the clock, never twice the same. Losses of
+//! instead of being made anew. Batches are never twice the same; as in mode prefetch of training, one thread draws
+//! and routes later ones and another fetches their rows while a step trains. Losses of
 //! both models must be the same, to the bit. The rate to reach is the resident one, or that at which
 //! the disk's random reads bring the rows that steps miss, whichever is lower.
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tessera::clock::Clock;
 use tessera::config::Config;
+use tessera::model::Found;
+use tessera::ranks::Ranks;
 use tessera_cache::StoreStats;
 use tessera_data::Batch;
 use tessera_device::Cpu;
@@ -100,6 +104,15 @@ fn sum(stats: &[StoreStats]) -> StoreStats {
     sum
 }
 
+/// Batches that wait between two threads.
+const AHEAD: usize = 1;
+
+/// A batch on its way.
+struct Ahead {
+    batch: Batch,
+    found: Found<Cpu>,
+}
+
 /// What some steps did.
 struct Run {
     seconds: Vec<f64>,
@@ -113,20 +126,52 @@ impl Run {
         let mut peak = memory_bytes();
         let (mut seconds, mut losses) = (Vec::new(), Vec::new());
         let mut before = StoreStats::default();
-        for number in 0..args.warmup + args.iterations {
-            if number == args.warmup {
-                before = sum(&training.store_stats()?);
+        let steps = args.warmup + args.iterations;
+        let (router, fetchers, metrics) = training.router()?;
+        std::thread::scope(|scope| {
+            let (to_fetch, routed) = sync_channel::<Result<Ahead>>(AHEAD);
+            let (to_step, fetched) = sync_channel::<Result<Ahead>>(AHEAD);
+            scope.spawn(move || {
+                for step in 1..=steps as u64 {
+                    let ahead = drawer.draw().and_then(|batch| {
+                        let found = router.route(&Ranks::alone(), step, &batch, &metrics)?;
+                        Ok(Ahead { batch, found })
+                    });
+                    let failed = ahead.is_err();
+                    if to_fetch.send(ahead).is_err() || failed {
+                        return;
+                    }
+                }
+            });
+            scope.spawn(move || {
+                for mut ahead in routed {
+                    if let (Ok(next), Some(fetchers)) = (&mut ahead, &fetchers)
+                        && let Err(error) = fetchers.fetch(&mut next.found)
+                    {
+                        ahead = Err(error.into());
+                    }
+                    if to_step.send(ahead).is_err() {
+                        return;
+                    }
+                }
+            });
+            let mut last = Instant::now();
+            for (number, ahead) in fetched.into_iter().enumerate() {
+                let Ahead { batch, found } = ahead?;
+                if number == args.warmup {
+                    before = sum(&training.store_stats()?);
+                }
+                let loss = training.train(&batch, found, &mut Clock::start())?;
+                losses.push(loss.mean);
+                let now = Instant::now();
+                if number >= args.warmup {
+                    seconds.push((now - last).as_secs_f64());
+                }
+                last = now;
+                peak = peak.max(memory_bytes());
             }
-            let batch: Batch = drawer.draw()?;
-            let mut clock = Clock::start();
-            let loss = training.step(&batch, &mut clock)?;
-            let (ms, _) = clock.finish();
-            losses.push(loss.mean);
-            if number >= args.warmup {
-                seconds.push(ms / 1e3);
-            }
-            peak = peak.max(memory_bytes());
-        }
+            Ok::<(), BenchError>(())
+        })?;
         let stats = [before, sum(&training.store_stats()?)];
         Ok(Self { seconds, losses, stats, peak_bytes: peak })
     }

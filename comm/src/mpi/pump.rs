@@ -295,11 +295,11 @@ impl Pump {
     }
 
     fn control(&mut self, to: usize, header: Header, payload: Payload) -> Result<()> {
-        self.post(to, Message { header, payload })
+        self.post(to, Message { posted: Instant::now(), header, payload })
     }
 
     fn post(&mut self, to: usize, message: Message) -> Result<()> {
-        let Message { header, payload } = message;
+        let Message { header, payload, .. } = message;
         let header = Box::new(header);
         let mut requests = Vec::new();
         // SAFETY: the header is in a box that stays in `outgoing` until the request is done, and
@@ -402,7 +402,7 @@ impl Pump {
             Some(Control::Bye) => drop(self.byes.insert(from)),
             Some(Control::Left) | None => {
                 let id = header.communicator;
-                let message = Message { header, payload };
+                let message = Message { posted: Instant::now(), header, payload };
                 if let Some(group) = self.groups.get(&id) {
                     deliver(&group.inbox, &group.members, from, message);
                 } else if !self.left.contains(&id) {
