@@ -174,6 +174,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether an operation between ranks says it, or another rank: what began it may be known better
+    /// elsewhere.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        matches!(
+            self,
+            Self::OtherRank { .. } | Self::Comm(_) | Self::Embedding(EmbeddingError::Comm(_))
+        )
+    }
+
     /// The process's exit code: 2 for a wrong use or configuration, 1 for a failed run.
     #[must_use]
     pub fn exit_code(&self) -> u8 {

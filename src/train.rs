@@ -145,13 +145,14 @@ fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended
         train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), probe)
     })?;
     // The rank that failed by itself says more than those that heard of it.
-    let heard = |error: &Error| matches!(error, Error::OtherRank { .. } | Error::Comm(_));
     let mut ended = None;
     let mut failed: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
             Ok(how) => ended = Some(how),
-            Err(error) if failed.as_ref().is_none_or(|failed| heard(failed) && !heard(&error)) => {
+            Err(error)
+                if failed.as_ref().is_none_or(|failed| failed.is_heard() && !error.is_heard()) =>
+            {
                 failed = Some(error);
             }
             Err(_) => {}

@@ -118,10 +118,10 @@ pub fn run<D: ModelDevice, R>(
         }
         result
     })
-    .map_err(|error| match (error, panicked.into_inner()) {
+    .map_err(|error| match panicked.into_inner() {
         // What the step heard of from other ranks began here.
-        (Error::Comm(_), Ok(Some(own))) => own,
-        (error, _) => error,
+        Ok(Some(own)) if error.is_heard() => own,
+        _ => error,
     })
 }
 
