@@ -60,6 +60,10 @@ pub struct Train {
     /// Go on from a run's last checkpoint, or from a step-N folder
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
+    /// Write a timeline of all stages and operations to this file, for Perfetto or trace-report;
+    /// with MPI each rank writes one, its number before the file's ending
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
     /// Folder of the run: new or empty, or the run being resumed
     /// [default: the resumed run, or runs/NAME-N: the config's name and the first free number]
     #[arg(long, value_name = "DIR")]

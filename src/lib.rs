@@ -37,6 +37,7 @@ pub mod tensors;
 #[path = "../tests/common/shared.rs"]
 mod testing;
 mod text;
+pub mod trace;
 pub mod train;
 pub mod trainer;
 pub mod window;

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use prometheus::Registry;
-use tessera_comm::{CommMetrics, Communicator, LaunchEnv, Launcher, LinkDelay, Options, threads};
+use tessera_comm::{
+    CommMetrics, Communicator, LaunchEnv, Launcher, LinkDelay, Listener, Options, threads,
+};
 use tessera_device::Cpu;
 use tessera_embedding::plan::Plan;
 
@@ -27,6 +29,7 @@ use crate::run_dir::{RunDir, StepLine, Summary};
 use crate::serve::{Health, MetricsServer};
 use crate::signals::{Signal, Signals};
 use crate::source;
+use crate::trace::Trace;
 use crate::trainer::{Evaluated, Trainer};
 use crate::{Error, Result, console};
 
@@ -64,7 +67,13 @@ impl Ended {
 ///
 /// Errors: whatever stopped the run; what had been checkpointed stays whole.
 pub fn run(args: &cli::Train) -> Result<Ended> {
-    run_with(args, &Hooks::default())
+    let Some(path) = &args.trace else { return run_with(args, &Hooks::default()) };
+    let trace = Arc::new(Trace::create(path)?);
+    let (probe, listener) = (Arc::clone(&trace), Arc::clone(&trace));
+    let hooks = Hooks { probe: Some(probe), listener: Some(listener), link: None };
+    let ended = run_with(args, &hooks);
+    // What was traced is worth having, whatever became of the run.
+    trace.finish().and(ended)
 }
 
 /// What a run is watched, or slowed down, by.
@@ -72,6 +81,8 @@ pub fn run(args: &cli::Train) -> Result<Ended> {
 pub struct Hooks {
     /// Watches the stages of all ranks of this process.
     pub probe: Option<Arc<dyn Probe>>,
+    /// Hears of operations between ranks.
+    pub listener: Option<Arc<dyn Listener>>,
     /// Makes links between ranks that are threads slow.
     pub link: Option<LinkDelay>,
 }
@@ -93,7 +104,7 @@ pub fn run_with(args: &cli::Train, hooks: &Hooks) -> Result<Ended> {
             train_on(&device, &config, &start, &out, &signals, Registry::new(), None, probe)
         }
         Comm::Threads => on_threads(args, &config, hooks),
-        Comm::Mpi => on_mpi(args, &config, probe),
+        Comm::Mpi => on_mpi(args, &config, hooks),
     }
 }
 
@@ -122,9 +133,10 @@ fn check_launch(parallel: &ParallelConfig, launched: Option<&LaunchEnv>) -> Resu
 }
 
 /// What communicators are made with.
-fn comm_options(config: &Config, registry: &Registry) -> Result<Options> {
+fn comm_options(config: &Config, registry: &Registry, hooks: &Hooks) -> Result<Options> {
     let metrics = Arc::new(CommMetrics::new(registry)?);
-    Ok(Options { time_limit: config.parallel.time_limit, metrics, delay: None })
+    let time_limit = config.parallel.time_limit;
+    Ok(Options { time_limit, metrics, delay: hooks.link, listener: hooks.listener.clone() })
 }
 
 /// Ranks that are threads of this process, which share its cores.
@@ -134,7 +146,7 @@ fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended
     let plan = plan::for_training(config)?;
     let signals = Signals::catch()?;
     let registry = Registry::new();
-    let options = Options { delay: hooks.link, ..comm_options(config, &registry)? };
+    let options = comm_options(config, &registry, hooks)?;
     let (ranks, probe) = (config.parallel.ranks, hooks.probe.as_ref());
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = config.threads.map_or(cores, NonZeroUsize::get);
@@ -167,9 +179,10 @@ fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended
 
 /// A rank that is a process of an MPI job.
 #[cfg(feature = "mpi")]
-fn on_mpi(args: &cli::Train, config: &Config, probe: Option<&Arc<dyn Probe>>) -> Result<Ended> {
+fn on_mpi(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended> {
+    let probe = hooks.probe.as_ref();
     let registry = Registry::new();
-    let options = comm_options(config, &registry)?;
+    let options = comm_options(config, &registry, hooks)?;
     let (job, world) = tessera_comm::mpi::init(&options)?;
     let outcome = (|| {
         if world.size() != config.parallel.ranks {
@@ -200,7 +213,7 @@ fn on_mpi(args: &cli::Train, config: &Config, probe: Option<&Arc<dyn Probe>>) ->
 }
 
 #[cfg(not(feature = "mpi"))]
-fn on_mpi(_: &cli::Train, _: &Config, _: Option<&Arc<dyn Probe>>) -> Result<Ended> {
+fn on_mpi(_: &cli::Train, _: &Config, _: &Hooks) -> Result<Ended> {
     unreachable!("the configuration refuses MPI in a program without it")
 }
 

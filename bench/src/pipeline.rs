@@ -197,7 +197,7 @@ fn train(args: &PipelineArgs, folder: &Path, mode: &str) -> Result<(Vec<StepLine
     };
     let hooks = Hooks { probe: Some(Arc::new(delays)), link: Some(link(args)), ..Hooks::default() };
     let config = ConfigArgs { config: file, set };
-    let train = Train { config, init: None, resume: None, out: Some(out.clone()) };
+    let train = Train { config, init: None, resume: None, trace: None, out: Some(out.clone()) };
     run_with(&train, &hooks)?;
     let read = |source| BenchError::Read { path: out.join("steps.jsonl"), source };
     let text = std::fs::read_to_string(out.join("steps.jsonl")).map_err(read)?;

@@ -303,6 +303,7 @@ impl Communicator {
                 time_limit: self.group.time_limit,
                 metrics: Arc::clone(&self.group.metrics),
                 delay: None,
+                listener: self.group.listener.clone(),
             };
         let ranks: Vec<usize> = split.members.iter().map(|&rank| self.group.ranks[rank]).collect();
         let created = if ranks.len() == 1 {

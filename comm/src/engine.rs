@@ -73,7 +73,12 @@ impl Engine {
                 Err(self.diagnose(&op.header, rank, &Stall::WorldFailed(failure), &nothing))
             }
         };
-        let receiving = start.elapsed().saturating_sub(self.posting);
+        let end = Instant::now();
+        if let Some(listener) = &self.group.listener {
+            let (rank, kind) = (self.group.world_rank(), op.kind.name());
+            listener.operation(rank, &self.group.name, kind, op.header.step, start, end);
+        }
+        let receiving = (end - start).saturating_sub(self.posting);
         self.metrics.observe(op.kind, self.bytes, [self.posting, receiving]);
         if let Err(error) = &result
             && !matches!(error, CommError::Disagreement { .. })

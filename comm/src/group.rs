@@ -1,7 +1,7 @@
 //! Groups of ranks: what a rank knows of one, and how one is parted.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_device::fnv1a;
 
@@ -21,12 +21,35 @@ pub struct Options {
     /// Makes the links between ranks that are threads slow, to show what overlaps; `None` leaves
     /// them as they are.
     pub delay: Option<LinkDelay>,
+    /// Hears of every operation, such as a trace.
+    pub listener: Option<Arc<dyn Listener>>,
+}
+
+/// Hears of operations as they end.
+pub trait Listener: Send + Sync + std::fmt::Debug {
+    /// An operation of `communicator` on rank `rank` of the world, of step `step`, took from `start`
+    /// to `end`: from when it was its turn, waiting for other ranks included. Called on the
+    /// communicator's own thread.
+    fn operation(
+        &self,
+        rank: usize,
+        communicator: &str,
+        operation: &str,
+        step: u64,
+        start: Instant,
+        end: Instant,
+    );
 }
 
 impl Default for Options {
     /// Ten minutes; metrics that nobody sees.
     fn default() -> Self {
-        Self { time_limit: Duration::from_secs(600), metrics: Arc::default(), delay: None }
+        Self {
+            time_limit: Duration::from_secs(600),
+            metrics: Arc::default(),
+            delay: None,
+            listener: None,
+        }
     }
 }
 
@@ -39,6 +62,7 @@ pub(crate) struct Group {
     pub(crate) ranks: Vec<usize>,
     pub(crate) time_limit: Duration,
     pub(crate) metrics: Arc<CommMetrics>,
+    pub(crate) listener: Option<Arc<dyn Listener>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) failed: OnceLock<CommError>,
 }
@@ -58,6 +82,7 @@ impl Group {
             ranks,
             time_limit: options.time_limit,
             metrics: Arc::clone(&options.metrics),
+            listener: options.listener.clone(),
             pool: Arc::default(),
             failed: OnceLock::new(),
         }

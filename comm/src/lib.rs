@@ -52,7 +52,7 @@ pub use collectives::{Parts, Receive};
 pub use communicator::Communicator;
 pub use delay::LinkDelay;
 pub use error::{CommError, Result};
-pub use group::Options;
+pub use group::{Listener, Options};
 pub use launch::{LaunchEnv, Launcher};
 pub use metrics::CommMetrics;
 pub use pending::Pending;

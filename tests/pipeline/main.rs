@@ -6,3 +6,4 @@ mod common;
 mod clusters;
 mod modes;
 mod sleeps;
+mod traces;

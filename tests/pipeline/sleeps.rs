@@ -34,6 +34,7 @@ fn run(project: &Project, out: &str, set: &[String], probe: Option<Arc<dyn Probe
         config: ConfigArgs { config: project.path("golden/config.toml"), set: set.to_vec() },
         init: Some(project.path("golden/init.safetensors")),
         resume: None,
+        trace: None,
         out: Some(project.path(out)),
     };
     train::run_with(&args, &Hooks { probe, ..Hooks::default() }).unwrap();
@@ -111,6 +112,7 @@ fn a_stage_that_fails_stops_all_of_them_and_is_named() {
                 },
                 init: None,
                 resume: None,
+                trace: None,
                 out: Some(project.path(&out)),
             };
             let fault: Arc<dyn Probe> = Arc::new(Fault { stage, rank: ranks - 1 });
