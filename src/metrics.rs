@@ -58,6 +58,8 @@ pub struct Metrics {
     pub checkpoint_seconds: Histogram,
     /// Bytes of the last checkpoint.
     pub checkpoint_bytes: IntGauge,
+    /// Bytes of the files on SSD that the last checkpoint has links to.
+    pub checkpoint_linked_bytes: IntGauge,
     /// Step of the last checkpoint.
     pub checkpoint_step: IntGauge,
     /// Checkpoints that could not be written.
@@ -183,6 +185,10 @@ impl Metrics {
             checkpoint_bytes: int_gauge(
                 "tessera_checkpoint_size_bytes",
                 "Size of the last checkpoint.",
+            ),
+            checkpoint_linked_bytes: int_gauge(
+                "tessera_checkpoint_linked_bytes",
+                "Size of the files on SSD that the last checkpoint has links to.",
             ),
             checkpoint_step: int_gauge(
                 "tessera_checkpoint_last_step",

@@ -16,6 +16,7 @@
 //! to the logit.
 
 mod router;
+mod saving;
 mod tables;
 mod tensors;
 

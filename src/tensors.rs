@@ -5,8 +5,12 @@
 //! so that a tensor larger than memory passes through in pieces.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use safetensors::Dtype;
+use tessera_cache::Plane;
+use tessera_cache::log::SsdLog;
+use tessera_embedding::Init;
 
 /// Name, type and shape of one logical tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +88,42 @@ pub fn element_bytes(dtype: Dtype) -> usize {
     dtype.bitsize().div_ceil(8)
 }
 
+/// Some rows and columns of a table that one rank saves: its weights and states over the same rows.
+#[derive(Clone, Debug)]
+pub struct TablePart {
+    /// The table's rows.
+    pub rows: Range<usize>,
+    /// What it has of each tensor.
+    pub fields: Vec<Field>,
+    /// Where the rows lie, if that is a log below memory.
+    pub cold: Option<ColdPart>,
+}
+
+/// What a part of a table has of one tensor.
+#[derive(Clone, Debug)]
+pub struct Field {
+    /// The tensor, the part's rows, and the columns.
+    pub block: Block,
+    /// The plane of a row that it lies in.
+    pub plane: Plane,
+    /// Its first byte in the plane.
+    pub at: usize,
+}
+
+/// A part of a table in a log.
+#[derive(Clone, Debug)]
+pub struct ColdPart {
+    /// The log: all of the part's rows that differ from their first values, once the model has
+    /// written down the others. Its row 0 is the part's first.
+    pub log: Arc<SsdLog>,
+    /// The name by which first weights are drawn.
+    pub table: String,
+    /// How.
+    pub init: Init,
+    /// The seed.
+    pub seed: u64,
+}
+
 /// One rank's part of a model, to be read.
 pub trait ReadTensors {
     /// The whole model's tensors, in a fixed order: the same on all ranks.
@@ -98,6 +138,20 @@ pub trait ReadTensors {
     ///
     /// Errors: what the device or the store says.
     fn read_block(&self, block: &Block, out: &mut Vec<u8>) -> crate::Result<()>;
+
+    /// Which of [`Self::blocks`] are parts of tables. A checkpoint may link the log of one, or
+    /// hold only those of its rows that changed.
+    fn parts(&self) -> Vec<TablePart> {
+        Vec::new()
+    }
+
+    /// The rows of one of [`Self::parts`] that were written since the last checkpoint, ascending;
+    /// `None` if that is not known.
+    ///
+    /// Errors: what the tables say.
+    fn changed(&self, _part: &TablePart) -> crate::Result<Option<Vec<usize>>> {
+        Ok(None)
+    }
 }
 
 /// One rank's part of a model, to be written.
@@ -110,6 +164,19 @@ pub trait WriteTensors: ReadTensors {
     ///
     /// Errors: what the device or the store says.
     fn write_block(&mut self, block: &Block, bytes: &[u8]) -> crate::Result<()>;
+
+    /// [`Self::held`] in groups that [`Self::write_blocks`] may write at once: blocks of the same
+    /// rows.
+    fn held_together(&self) -> Vec<Vec<Block>> {
+        self.held().into_iter().map(|block| vec![block]).collect()
+    }
+
+    /// Writes the same rows of blocks of one group, each as [`Self::write_block`] does.
+    ///
+    /// Errors: as there.
+    fn write_blocks(&mut self, blocks: &[Block], bytes: &[Vec<u8>]) -> crate::Result<()> {
+        blocks.iter().zip(bytes).try_for_each(|(block, bytes)| self.write_block(block, bytes))
+    }
 }
 
 /// Converts little-endian elements of `from` to elements of `to`, rounding to nearest.

@@ -11,10 +11,10 @@ use std::time::Instant;
 use tessera_data::{Event, Position};
 use tessera_dense::Schedule;
 
-use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Moment};
+use crate::checkpoint::{self, BEST, Best, Checkpoint, Disk, Extent, Moment, Written};
 use crate::cli::Split;
 use crate::clock::Clock;
-use crate::config::{Config, EarlyStop, OnNonfinite, Read};
+use crate::config::{ColdFormat, Config, EarlyStop, OnNonfinite, Read};
 use crate::evaluation::{Evaluation, Evaluator};
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelDevice, StepScalars, Stepped, check_labels};
@@ -46,6 +46,8 @@ pub struct Trainer<'a, D: ModelDevice> {
     moment: Moment,
     /// The moment that the newest checkpoint of this run holds.
     saved: Option<Moment>,
+    /// Increments since this trainer last wrote a whole checkpoint, if it did.
+    increments: Option<u64>,
     /// Why no further work is done.
     failed: Option<String>,
 }
@@ -56,8 +58,11 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         config: &'a Config,
         metrics: &'a Metrics,
         signals: &'a Signals,
-        model: Model<D>,
+        mut model: Model<D>,
     ) -> Self {
+        if config.train.checkpoint_full_every > 1 {
+            model.track_changes();
+        }
         for table in 0..model.schema().tables().len() {
             metrics.embedding.set_resident(table, model.table_bytes(table));
         }
@@ -82,6 +87,7 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             schedule: config.schedule,
             moment,
             saved: None,
+            increments: None,
             failed: None,
         }
     }
@@ -278,9 +284,10 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         let start = Instant::now();
         let result = self.write_checkpoint(run, folder, best);
         match &result {
-            Ok(Some(bytes)) => {
+            Ok(Some(written)) => {
                 self.metrics.checkpoint_seconds.observe(start.elapsed().as_secs_f64());
-                self.metrics.checkpoint_bytes.set(*bytes as i64);
+                self.metrics.checkpoint_bytes.set(written.bytes as i64);
+                self.metrics.checkpoint_linked_bytes.set(written.linked_bytes as i64);
                 self.metrics.checkpoint_step.set(self.moment.step as i64);
             }
             Ok(None) => {}
@@ -297,9 +304,9 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
         run: Option<&mut RunDir>,
         folder: &Path,
         best: bool,
-    ) -> Result<Option<u64>> {
-        let ranks = self.model.ranks();
-        let ranks = ranks.control();
+    ) -> Result<Option<Written>> {
+        let all = self.model.ranks();
+        let ranks = all.control();
         self.model.sync()?;
         let step = self.moment.step;
         let mut written = None;
@@ -311,10 +318,25 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             _ => {
                 // A resumed run cuts the lines after its checkpoint, so those before must be there.
                 on_first(ranks, || run.map_or(Ok(()), RunDir::sync))?;
+                let train = &self.config.train;
+                if train.checkpoint_cold != ColdFormat::Rows {
+                    all.agree(self.model.flush_tables())?;
+                }
+                let may_add = self.increments.is_some_and(|n| n + 1 < train.checkpoint_full_every);
+                let before = self.saved.as_ref().map(|saved| saved.step);
+                let extent =
+                    Extent { cold: train.checkpoint_cold, base: before.filter(|_| may_add) };
                 let config = &self.config.resolved;
                 let (model, moment) = (&self.model, &self.moment);
-                let done = checkpoint::write(&Disk, ranks, folder, model, moment, config)?;
-                written = Some(done.bytes);
+                let done = checkpoint::write(&Disk, ranks, folder, model, moment, config, extent)?;
+                self.increments = Some(match self.increments {
+                    Some(increments) if done.is_increment => increments + 1,
+                    _ => 0,
+                });
+                if self.config.train.checkpoint_full_every > 1 {
+                    self.model.track_changes();
+                }
+                written = Some(done);
             }
         }
         self.saved = Some(self.moment.clone());

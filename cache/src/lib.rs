@@ -56,7 +56,8 @@ impl RowLayout {
 }
 
 /// One of a row's two planes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Plane {
     /// What a lookup reads.
     Weights,

@@ -4,11 +4,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tessera_cache::log::SsdLog;
 use tessera_cache::{CacheError, Plane, RowStore, StoreStats};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
 use crate::fetch::FetchPool;
+use crate::saving::Changes;
 use crate::tiers::{Place, open_store, places};
 use crate::{
     BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Fetchers, Lookup, LookupOps, Marked, Precision,
@@ -27,6 +29,9 @@ pub struct EmbeddingCollection<D: LookupOps> {
     pub(crate) resolver: Resolver<D>,
     pub(crate) stores: Vec<Box<dyn RowStore<D>>>,
     pub(crate) fetchers: Fetchers,
+    /// The log below each store that has one.
+    pub(crate) logs: Vec<Option<Arc<SsdLog>>>,
+    pub(crate) changes: Option<Changes>,
 }
 
 impl<D: LookupOps> fmt::Debug for EmbeddingCollection<D> {
@@ -79,17 +84,18 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         pool: Option<Arc<FetchPool>>,
     ) -> Result<Self> {
         let schema = Arc::new(schema);
-        let stores: Vec<Box<dyn RowStore<D>>> = places
+        let opened = places
             .iter()
             .enumerate()
             .map(|(index, place)| open_store(&device, stream, &schema, index, place))
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
+        let (stores, logs): (Vec<Box<dyn RowStore<D>>>, _) = opened.into_iter().unzip();
         let moving: Arc<[bool]> = places.iter().map(|place| *place != Place::Resident).collect();
         let fetched = moving.iter().zip(&stores);
         let fetched = fetched.map(|(&moves, store)| moves.then(|| store.fetcher())).collect();
         let fetchers = Fetchers::new(&schema, fetched, pool.filter(|_| moving.contains(&true)));
         let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
-        Ok(Self { resolver, stores, fetchers })
+        Ok(Self { resolver, stores, logs, changes: None, fetchers })
     }
 
     /// The tables and features.
@@ -281,7 +287,10 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         self.table(table)?;
         let Resolver { device, schema, .. } = &self.resolver;
         let spec = &schema.tables()[table];
-        self.stores[table].write(device, stream, plane, rows, bytes).map_err(of_table(spec))
+        let written = self.stores[table].write(device, stream, plane, rows.clone(), bytes);
+        written.map_err(of_table(spec))?;
+        self.note_range(table, rows);
+        Ok(())
     }
 
     /// Copies the weights of `rows` into `values`, (rows, dim), as float32.
@@ -407,6 +416,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             store.write(device, stream, Plane::State, start..end, bytes).map_err(of_table(spec))?;
             start = end;
         }
+        self.note_range(table, rows);
         Ok(())
     }
 

@@ -28,6 +28,7 @@ mod optimizer;
 mod passes;
 pub mod plan;
 mod resolve;
+mod saving;
 mod sharded;
 mod spec;
 mod tiers;
@@ -47,4 +48,4 @@ pub use sharded::{
     micro_batches,
 };
 pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};
-pub use tiers::{ColdTier, Tiers};
+pub use tiers::{ColdTier, FirstWeights, Tiers};

@@ -167,6 +167,7 @@ impl<D: LookupOps> EmbeddingCollection<D> {
             }
             Ok(())
         })?;
+        self.note_lookup(stream, lookup)?;
         Ok(stats)
     }
 

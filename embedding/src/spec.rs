@@ -55,7 +55,8 @@ impl fmt::Display for Pooling {
 }
 
 /// First values of a table: a pure function of (seed, name of the table, row, column).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Init {
     /// Uniform on `[-scale, scale)`.

@@ -210,6 +210,9 @@ pub(crate) fn layout_of(table: &TableSpec) -> Result<RowLayout> {
     })
 }
 
+/// A table's store, and the log in which rows of it lie that have no room in memory.
+pub(crate) type Opened<D> = (Box<dyn RowStore<D>>, Option<Arc<SsdLog>>);
+
 /// The store of table `index` of `schema`, at its first values.
 ///
 /// Errors: [`EmbeddingError::Store`], or what the device says.
@@ -219,7 +222,7 @@ pub(crate) fn open_store<D: LookupOps>(
     schema: &Schema,
     index: usize,
     place: &Place,
-) -> Result<Box<dyn RowStore<D>>> {
+) -> Result<Opened<D>> {
     let table = &schema.tables()[index];
     let layout = layout_of(table)?;
     match place {
@@ -228,30 +231,52 @@ pub(crate) fn open_store<D: LookupOps>(
             if table.init != Init::Zero && table.rows > 0 {
                 device.initialize(stream, schema, index, &mut store)?;
             }
-            Ok(Box::new(store))
+            Ok((Box::new(store), None))
         }
         Place::Tiered { options, cold } => {
-            let cold = cold.as_ref().map(|cold| open_cold(table, layout, cold)).transpose()?;
+            let log = cold.as_ref().map(|cold| open_cold(table, layout, cold)).transpose()?;
+            let cold = log.clone().map(|log| log as Arc<dyn ColdRows>);
             let first = first_rows(table, &schema.windows()[index], schema.seed());
             let store = Tiered::new(device, table.rows, layout, options, cold, first);
-            Ok(Box::new(store.map_err(of_table(table))?))
+            Ok((Box::new(store.map_err(of_table(table))?), log))
         }
     }
 }
 
 /// What makes the first values of rows that were never written.
 fn first_rows(table: &TableSpec, window: &Window, seed: u64) -> Arc<FirstRows> {
-    let (table, window) = (table.clone(), *window);
-    let generator = Philox::for_name(seed, &table.name);
-    Arc::new(move |rows: &[u64], to: PlanesMut<'_>| {
-        if table.init != Init::Zero {
-            init::fill_rows(&table, &window, generator, rows.iter().copied(), to.weights);
+    let first = FirstWeights::new(table, window, seed);
+    Arc::new(move |rows: &[u64], to: PlanesMut<'_>| first.fill(rows, to.weights))
+}
+
+/// The weights of rows before any was written: a function of seed, table, row and column. Their
+/// states are zero.
+#[derive(Clone, Debug)]
+pub struct FirstWeights {
+    table: TableSpec,
+    window: Window,
+    generator: Philox,
+}
+
+impl FirstWeights {
+    /// Those of a table, of which `table` are some rows and columns where `window` says.
+    #[must_use]
+    pub fn new(table: &TableSpec, window: &Window, seed: u64) -> Self {
+        let generator = Philox::for_name(seed, &table.name);
+        Self { table: table.clone(), window: *window, generator }
+    }
+
+    /// Writes those of `rows`, counted from the window's first, into zeros: (rows, dim).
+    pub fn fill(&self, rows: &[u64], weights: &mut [u8]) {
+        if self.table.init != Init::Zero {
+            let rows = rows.iter().copied();
+            init::fill_rows(&self.table, &self.window, self.generator, rows, weights);
         }
-    })
+    }
 }
 
 /// Begins an empty log in the folder of a table's cold tier.
-fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Arc<dyn ColdRows>> {
+fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Arc<SsdLog>> {
     let record_bytes = (layout.weight_bytes + layout.state_bytes) as u64 + RECORD_EXTRA_BYTES;
     let all = table.rows.saturating_mul(record_bytes);
     let bytes = cold.bytes.unwrap_or(0);

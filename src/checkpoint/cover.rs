@@ -30,18 +30,21 @@ pub(super) fn columns(tensor: &Entry, piece: &Piece) -> Option<(u64, u64)> {
     (first <= end && end <= width).then_some((first, end))
 }
 
-/// Checks that every element of every tensor is in exactly one piece.
+/// Checks that every element of every tensor is in exactly one piece; of an increment, that none is
+/// in two.
 ///
 /// Errors: [`Error::BadFile`] for `path`, the manifest's place, with the tensor and the elements.
 pub(super) fn check(path: &Path, manifest: &Manifest) -> Result<()> {
     let mut pieces: HashMap<&str, Vec<&Piece>> = HashMap::new();
-    for piece in manifest.shards.iter().flat_map(|shard| &shard.pieces) {
+    let cold: Vec<Piece> = manifest.cold.iter().flat_map(Manifest::cold_pieces).collect();
+    for piece in manifest.shards.iter().flat_map(|shard| &shard.pieces).chain(&cold) {
         pieces.entry(&piece.tensor).or_default().push(piece);
     }
     let bad = |reason: String| Error::BadFile { path: path.into(), reason };
     for tensor in &manifest.tensors {
         let pieces = pieces.remove(tensor.name.as_str()).unwrap_or_default();
-        tiles(tensor, &pieces).map_err(|reason| bad(format!("{}: {reason}", tensor.name)))?;
+        let whole = manifest.chain.is_empty();
+        tiles(tensor, &pieces, whole).map_err(|reason| bad(format!("{}: {reason}", tensor.name)))?;
     }
     match pieces.keys().next() {
         Some(name) => Err(bad(format!("a shard holds {name}, which is no tensor of the model"))),
@@ -49,8 +52,9 @@ pub(super) fn check(path: &Path, manifest: &Manifest) -> Result<()> {
     }
 }
 
-/// Rectangles that lie inside, do not overlap and have the area of the whole tile it.
-fn tiles(tensor: &Entry, pieces: &[&Piece]) -> std::result::Result<(), String> {
+/// Rectangles that lie inside, do not overlap and, if they are `whole`, have the area of the whole
+/// tile it.
+fn tiles(tensor: &Entry, pieces: &[&Piece], whole: bool) -> std::result::Result<(), String> {
     let Some(&rows) = tensor.shape.first() else { return Err("no rows in its shape".into()) };
     let Some(width) = row_elements(&tensor.shape) else {
         return Err(format!("shape {:?} is too large", tensor.shape));
@@ -65,6 +69,9 @@ fn tiles(tensor: &Entry, pieces: &[&Piece]) -> std::result::Result<(), String> {
                 piece.rows, piece.first_row, piece.columns, piece.first_column
             ));
         };
+        if piece.listed.as_ref().is_some_and(|listed| whole || listed.count > piece.rows) {
+            return Err(format!("some of {} rows are no part of a whole", piece.rows));
+        }
         tiles.push(Tile { rows: (piece.first_row, end), columns });
     }
     tiles.retain(|tile| tile.rows.0 < tile.rows.1 && tile.columns.0 < tile.columns.1);
@@ -77,7 +84,7 @@ fn tiles(tensor: &Entry, pieces: &[&Piece]) -> std::result::Result<(), String> {
     };
     let (held, wanted) =
         (tiles.iter().map(area).sum::<u128>(), u128::from(rows) * u128::from(width));
-    if held != wanted {
+    if whole && held != wanted {
         return Err(format!("{} of its {wanted} elements are in no shard", wanted - held));
     }
     Ok(())
@@ -123,17 +130,18 @@ mod tests {
             rows: rows.1,
             first_column: columns.map(|columns| columns.0),
             columns: columns.map(|columns| columns.1),
+            listed: None,
         }
     }
 
     fn said(tensor: &Entry, pieces: &[Piece]) -> String {
-        tiles(tensor, &pieces.iter().collect::<Vec<_>>()).unwrap_err()
+        tiles(tensor, &pieces.iter().collect::<Vec<_>>(), true).unwrap_err()
     }
 
     #[test]
     fn a_gap_an_overlap_and_the_outside_are_told() {
         let tensor = entry(10, &[2, 3]);
-        let all = |pieces: &[Piece]| tiles(&tensor, &pieces.iter().collect::<Vec<_>>());
+        let all = |pieces: &[Piece]| tiles(&tensor, &pieces.iter().collect::<Vec<_>>(), true);
         all(&[piece((0, 10), None)]).unwrap();
         all(&[piece((4, 6), None), piece((0, 4), None), piece((4, 0), None)]).unwrap();
         all(&[piece((0, 10), Some((0, 4))), piece((0, 10), Some((4, 2)))]).unwrap();
@@ -153,7 +161,7 @@ mod tests {
             assert!(said.ends_with("the tensor is 10 x 6"), "{said}");
         }
         assert!(said(&entry(1, &[u64::MAX, 2]), &[]).contains("too large"));
-        tiles(&entry(0, &[4]), &[]).unwrap();
+        tiles(&entry(0, &[4]), &[], true).unwrap();
     }
 
     proptest! {
@@ -190,7 +198,7 @@ mod tests {
             }
             let whole = count(&pieces).iter().all(|&times| times == 1);
             let refs: Vec<&Piece> = pieces.iter().collect();
-            prop_assert_eq!(tiles(&entry(rows, &[width]), &refs).is_ok(), whole);
+            prop_assert_eq!(tiles(&entry(rows, &[width]), &refs, true).is_ok(), whole);
         }
     }
 }

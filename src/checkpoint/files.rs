@@ -22,6 +22,8 @@ pub trait Files {
     fn create(&self, path: &Path) -> io::Result<Box<dyn OutFile>>;
     /// Renames a file or folder; a file at `to` is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file, which nobody changes any more, a second name.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a folder and all in it; it is no error when there is none.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Brings the names in a folder to stable storage.
@@ -48,6 +50,10 @@ impl Files for Disk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::hard_link(from, to)
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {

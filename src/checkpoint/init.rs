@@ -34,10 +34,19 @@ pub fn init(path: &Path, ranks: &Communicator, model: &mut dyn WriteTensors) -> 
     })?;
     let file = opened.expect("every rank has opened it, or none gets here");
     together(ranks, |meet| {
-        for held in model.held() {
-            let tensor = model.tensors()[held.tensor].clone();
-            let write = |block: &Block, bytes: &[u8]| model.write_block(block, bytes);
-            pieces(&file, &tensor, &held, meet, write)?;
+        for mut group in model.held_together() {
+            // States that the file lacks stay as they are.
+            group.retain(|held| file.tensor(&model.tensors()[held.tensor].name).is_some());
+            let Some(first) = group.first() else { continue };
+            let row_bytes = group.iter().map(|held| model.tensors()[held.tensor].row_bytes()).sum();
+            for rows in chunks(first.rows.clone(), row_bytes) {
+                meet()?;
+                let blocks: Vec<Block> =
+                    group.iter().map(|held| held.with_rows(rows.clone())).collect();
+                let read = |block: &Block| read(&file, &model.tensors()[block.tensor], block);
+                let bytes = blocks.iter().map(read).collect::<Result<Vec<_>>>()?;
+                model.write_blocks(&blocks, &bytes)?;
+            }
         }
         Ok(())
     })
@@ -78,17 +87,21 @@ fn pieces(
     mut take: impl FnMut(&Block, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let Some(stored) = file.tensor(&tensor.name) else { return Ok(()) };
-    let element = element_bytes(stored.dtype);
-    let stride = held.columns.len() * element;
-    let mut bytes = Vec::new();
-    for rows in chunks(held.rows.clone(), tensor.columns() * element) {
+    for rows in chunks(held.rows.clone(), tensor.columns() * element_bytes(stored.dtype)) {
         meet()?;
-        bytes.resize(rows.len() * stride, 0);
-        file.read(stored, rows.clone(), held.columns.clone(), &mut bytes, stride)?;
-        let converted = convert(&bytes, stored.dtype, tensor.dtype).expect("floats, checked");
-        take(&held.with_rows(rows), &converted)?;
+        let block = held.with_rows(rows);
+        take(&block, &read(file, tensor, &block)?)?;
     }
     Ok(())
+}
+
+/// The elements of a block of `tensor`, which the file has, as the model's type.
+fn read(file: &TensorFile, tensor: &Tensor, block: &Block) -> Result<Vec<u8>> {
+    let stored = file.tensor(&tensor.name).expect("the file has it");
+    let stride = block.columns.len() * element_bytes(stored.dtype);
+    let mut bytes = vec![0; block.rows.len() * stride];
+    file.read(stored, block.rows.clone(), block.columns.clone(), &mut bytes, stride)?;
+    Ok(convert(&bytes, stored.dtype, tensor.dtype).expect("floats, checked"))
 }
 
 /// Refuses values that are not finite in the type that the model stores.

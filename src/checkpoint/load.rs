@@ -16,7 +16,8 @@ use tessera_comm::Communicator;
 
 use super::agree::{Meet, together};
 use super::manifest::{Manifest, READ};
-use super::{BEST, CheckpointTensors, LAST, MANIFEST, cover};
+use super::chain::open_bases;
+use super::{BEST, CheckpointTensors, LAST, MANIFEST, cold, cover};
 use crate::config::Config;
 use crate::safetensors_io::chunks;
 use crate::tensors::{Block, WriteTensors};
@@ -29,13 +30,16 @@ pub struct Checkpoint {
     pub folder: PathBuf,
     /// Its manifest.
     pub manifest: Manifest,
+    /// Those of the checkpoints beside it that it builds on, oldest first.
+    pub(super) bases: Vec<Manifest>,
 }
 
 impl Checkpoint {
     /// Finds the checkpoint that `path` means: a `step-N` folder, or a run's folder, whose
     /// `checkpoints/last` names it.
     ///
-    /// Errors: no checkpoint there, or a manifest of another format or version.
+    /// Errors: no checkpoint there, a manifest of another format or version, or, for an increment,
+    /// a checkpoint that it builds on and that is missing or another.
     pub fn find(path: &Path) -> Result<Self> {
         if path.join(MANIFEST).is_file() {
             return Self::open(path.to_path_buf());
@@ -51,25 +55,9 @@ impl Checkpoint {
     }
 
     pub(super) fn open(folder: PathBuf) -> Result<Self> {
-        let path = folder.join(MANIFEST);
-        let text =
-            std::fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
-        let bad = |reason: String| Error::BadFile { path: path.clone(), reason };
-        let manifest: Manifest = serde_json::from_slice(&text)
-            .map_err(|error| bad(format!("not a checkpoint's manifest: {error}")))?;
-        if manifest.format != "tessera-checkpoint" || !READ.contains(&manifest.version) {
-            return Err(bad(format!(
-                "format {} version {}; this program reads tessera-checkpoint versions {} to {}",
-                manifest.format,
-                manifest.version,
-                READ.start(),
-                READ.end()
-            )));
-        }
-        if !manifest.is_whole() {
-            return Err(bad("its checksum is wrong: the file was changed or damaged".into()));
-        }
-        Ok(Self { folder, manifest })
+        let manifest = read_manifest(&folder)?;
+        let bases = open_bases(&folder, &manifest)?;
+        Ok(Self { folder, manifest, bases })
     }
 
     /// The configuration that its run had.
@@ -97,8 +85,8 @@ impl Checkpoint {
     ) -> Result<()> {
         ranks.agree("checkpoint", &self.manifest.crc32.to_le_bytes()).wait()?;
         together(ranks, |meet| {
+            self.check_pieces()?;
             self.verify(ranks.rank(), ranks.size(), meet)?;
-            cover::check(&self.folder.join(MANIFEST), &self.manifest)?;
             self.compare(model, need_states)
         })?;
         together(ranks, |meet| self.read(model, need_states, meet)).map(|_| ())
@@ -140,26 +128,64 @@ impl Checkpoint {
         mismatch(&self.folder, faults)
     }
 
+    /// Checks that the pieces of each level make a whole, or increments of one.
+    pub(super) fn check_pieces(&self) -> Result<()> {
+        for level in self.levels() {
+            let path = self.folder_of(level.moment.step).join(MANIFEST);
+            cover::check(&path, level)?;
+            level.cold.iter().try_for_each(|piece| cold::check(&path, piece))?;
+        }
+        Ok(())
+    }
+
     /// Reads what `model` holds; all of it is there, as [`Self::load`] has checked.
     fn read(&self, model: &mut dyn WriteTensors, need_states: bool, meet: &mut Meet) -> Result<()> {
         let stored = CheckpointTensors::index(self)?;
-        let mut bytes = Vec::new();
-        for held in model.held() {
-            let tensor = &model.tensors()[held.tensor];
-            if tensor.is_state && !need_states {
-                continue;
-            }
-            let theirs = stored.find(&tensor.name).expect("compared with the model");
-            let row_bytes = tensor.row_bytes();
-            for rows in chunks(held.rows.clone(), row_bytes) {
+        for mut group in model.held_together() {
+            group.retain(|held| need_states || !model.tensors()[held.tensor].is_state);
+            let theirs: Vec<usize> = group
+                .iter()
+                .map(|held| stored.find(&model.tensors()[held.tensor].name))
+                .collect::<Option<_>>()
+                .expect("compared with the model");
+            let Some(first) = group.first() else { continue };
+            let row_bytes = group.iter().map(|held| model.tensors()[held.tensor].row_bytes()).sum();
+            let mut bytes = vec![Vec::new(); group.len()];
+            for rows in chunks(first.rows.clone(), row_bytes) {
                 meet()?;
-                let block = held.with_rows(rows);
-                stored.read_block(&Block { tensor: theirs, ..block.clone() }, &mut bytes)?;
-                model.write_block(&block, &bytes)?;
+                let blocks: Vec<Block> =
+                    group.iter().map(|held| held.with_rows(rows.clone())).collect();
+                for ((block, &tensor), bytes) in blocks.iter().zip(&theirs).zip(&mut bytes) {
+                    let block = Block { tensor, ..block.clone() };
+                    stored.read_block_while(&block, bytes, meet)?;
+                }
+                model.write_blocks(&blocks, &bytes)?;
             }
         }
         Ok(())
     }
+}
+
+/// The manifest in `folder`.
+pub(super) fn read_manifest(folder: &Path) -> Result<Manifest> {
+    let path = folder.join(MANIFEST);
+    let text = std::fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+    let bad = |reason: String| Error::BadFile { path: path.clone(), reason };
+    let manifest: Manifest = serde_json::from_slice(&text)
+        .map_err(|error| bad(format!("not a checkpoint's manifest: {error}")))?;
+    if manifest.format != "tessera-checkpoint" || !READ.contains(&manifest.version) {
+        return Err(bad(format!(
+            "format {} version {}; this program reads tessera-checkpoint versions {} to {}",
+            manifest.format,
+            manifest.version,
+            READ.start(),
+            READ.end()
+        )));
+    }
+    if !manifest.is_whole() {
+        return Err(bad("its checksum is wrong: the file was changed or damaged".into()));
+    }
+    Ok(manifest)
 }
 
 /// The folder that the pointer file `name` names, if there is one.

@@ -3,13 +3,18 @@
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
+use tessera_cache::Plane;
+use tessera_cache::log::Snapshot;
 use tessera_data::Position;
+use tessera_device::fnv1a;
+use tessera_embedding::Init;
 
 use crate::window::Window;
 
 /// Version of the layout described in docs/formats.md that is written.
-pub const VERSION: u32 = 3;
-/// Versions that are read. The first knew pieces of whole rows only, the second one position.
+pub const VERSION: u32 = 4;
+/// Versions that are read. The first knew pieces of whole rows only, the second one position, the
+/// third neither logs nor increments.
 pub(super) const READ: RangeInclusive<u32> = 1..=VERSION;
 
 /// The scalars of one moment of a run.
@@ -65,6 +70,74 @@ pub struct Piece {
     /// Elements of each row from there on; the rest of the row if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<u64>,
+    /// With it the file holds only some of these rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listed: Option<Listed>,
+}
+
+/// Some rows of a piece: those that changed since the checkpoint before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Listed {
+    /// How many.
+    pub count: u64,
+    /// The tensor of the same file that holds their numbers in the table, ascending.
+    pub rows: String,
+}
+
+/// Some rows and columns of a table in the segment files of a log. Rows that the log does not hold
+/// have their first values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ColdPiece {
+    /// Folder of its files in a checkpoint's.
+    pub folder: String,
+    /// The table's row that is row 0 of the log.
+    pub first_row: u64,
+    /// Rows from there on.
+    pub rows: u64,
+    /// What a record holds of which tensor.
+    pub fields: Vec<ColdField>,
+    /// First weights; zero if absent. First states are zero.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<First>,
+    /// The log's files.
+    pub snapshot: Snapshot,
+    /// For each of them, the step of the checkpoint whose folder it lies in.
+    pub steps: Vec<u64>,
+}
+
+/// What a record holds of one tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ColdField {
+    /// Logical name.
+    pub tensor: String,
+    /// The record's plane.
+    pub plane: Plane,
+    /// First byte in the plane.
+    pub at: u64,
+    /// First element of each row.
+    pub first_column: u64,
+    /// Elements of each row from there on.
+    pub columns: u64,
+}
+
+/// How first weights are drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct First {
+    /// The name that they are drawn by.
+    pub table: String,
+    /// The seed.
+    pub seed: u64,
+    /// How.
+    pub init: Init,
+}
+
+/// A checkpoint that another one builds on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Its step.
+    pub step: u64,
+    /// Its [`Manifest::identity`].
+    pub identity: String,
 }
 
 /// One safetensors file.
@@ -104,8 +177,15 @@ pub struct Manifest {
     pub config: String,
     /// All logical tensors.
     pub tensors: Vec<Entry>,
-    /// All files.
+    /// All safetensors files.
     pub shards: Vec<Shard>,
+    /// What lies in segment files of logs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cold: Vec<ColdPiece>,
+    /// With it the checkpoint holds what changed since the last of these, the first of which is
+    /// whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<Link>,
     /// CRC-32 (IEEE) of this file's text with 0 in this place.
     pub crc32: u32,
 }
@@ -121,6 +201,29 @@ impl Manifest {
     /// Whether the checksum is that of the rest.
     pub(super) fn is_whole(&self) -> bool {
         self.crc32 == self.checksum()
+    }
+
+    /// What tells this checkpoint from any other, of the same step too: FNV-1a of its text but for
+    /// the evaluations, which may be noted later.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        let mut bare = Self { crc32: 0, ..self.clone() };
+        bare.moment.best = None;
+        bare.moment.judged = None;
+        bare.moment.evaluations_without_improvement = 0;
+        format!("{:016x}", fnv1a(&bare.text()))
+    }
+
+    /// Where `piece`'s rows and columns lie in the tensors, a tensor each.
+    pub(super) fn cold_pieces(piece: &ColdPiece) -> impl Iterator<Item = Piece> + '_ {
+        piece.fields.iter().map(|field| Piece {
+            tensor: field.tensor.clone(),
+            first_row: piece.first_row,
+            rows: piece.rows,
+            first_column: Some(field.first_column),
+            columns: Some(field.columns),
+            listed: None,
+        })
     }
 
     fn checksum(&self) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use super::agree::Meet;
@@ -12,9 +13,9 @@ use crate::tensors::{Block, ReadTensors, Tensor};
 use crate::{Error, Result};
 
 /// Aimed-at bytes of a shard.
-const SHARD_BYTES: usize = 64 << 20;
+pub(super) const SHARD_BYTES: usize = 64 << 20;
 
-/// Writes the blocks of `model`, which are rank `rank`'s, to files in `folder`.
+/// Writes `blocks` of `model`, which are rank `rank`'s, to files in `folder`.
 ///
 /// Errors: any failed operation, with the file; what the model says.
 pub(super) fn write_shards(
@@ -22,10 +23,11 @@ pub(super) fn write_shards(
     folder: &Path,
     rank: usize,
     model: &dyn ReadTensors,
+    blocks: &[Block],
     meet: &mut Meet,
 ) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
-    for (number, pieces) in plan(model.tensors(), &model.blocks(), SHARD_BYTES).iter().enumerate() {
+    for (number, pieces) in plan(model.tensors(), blocks, SHARD_BYTES).iter().enumerate() {
         let file = format!("shard-{rank:05}-{number:05}.safetensors");
         shards.push(write_shard(files, &folder.join(&file), file, model, pieces, meet)?);
         meet()?;
@@ -73,24 +75,36 @@ fn write_shard(
     blocks: &[Block],
     meet: &mut Meet,
 ) -> Result<Shard> {
-    let wrote = |source| Error::Write { path: path.into(), source };
     let all = model.tensors();
     let tensors: Vec<Tensor> = blocks.iter().map(|block| part(&all[block.tensor], block)).collect();
-    let mut out = BufWriter::new(Counted::new(files.create(path).map_err(wrote)?));
-    safetensors_io::write(&mut out, path, &tensors, HashMap::new(), |i, rows, buffer| {
+    let pieces = blocks.iter().map(|block| piece(&all[block.tensor], block)).collect();
+    write_file(files, path, file, &tensors, pieces, |i, rows, buffer| {
         meet()?;
         let first = blocks[i].rows.start;
         let rows = first + rows.start..first + rows.end;
         model.read_block(&blocks[i].with_rows(rows), buffer)
-    })?;
+    })
+}
+
+/// Writes one safetensors file, as [`safetensors_io::write`], and syncs it.
+pub(super) fn write_file(
+    files: &dyn Files,
+    path: &Path,
+    file: String,
+    tensors: &[Tensor],
+    pieces: Vec<Piece>,
+    read: impl FnMut(usize, Range<usize>, &mut Vec<u8>) -> Result<()>,
+) -> Result<Shard> {
+    let wrote = |source| Error::Write { path: path.into(), source };
+    let mut out = BufWriter::new(Counted::new(files.create(path).map_err(wrote)?));
+    safetensors_io::write(&mut out, path, tensors, HashMap::new(), read)?;
     let mut out = out.into_inner().map_err(|error| wrote(error.into_error()))?;
     out.file.sync().map_err(wrote)?;
-    let pieces = blocks.iter().map(|block| piece(&all[block.tensor], block)).collect();
     Ok(Shard { file, bytes: out.bytes, crc32: out.crc.finalize(), pieces })
 }
 
 /// A block as a tensor of its own: in the tensor's shape if its rows are whole, else a matrix.
-fn part(tensor: &Tensor, block: &Block) -> Tensor {
+pub(super) fn part(tensor: &Tensor, block: &Block) -> Tensor {
     let mut part = tensor.clone();
     if block.columns.len() == tensor.columns() {
         part.shape[0] = block.rows.len();
@@ -100,7 +114,8 @@ fn part(tensor: &Tensor, block: &Block) -> Tensor {
     part
 }
 
-fn piece(tensor: &Tensor, block: &Block) -> Piece {
+/// What the manifest says of a block.
+pub(super) fn piece(tensor: &Tensor, block: &Block) -> Piece {
     let cut = block.columns.len() < tensor.columns();
     Piece {
         tensor: tensor.name.clone(),
@@ -108,6 +123,7 @@ fn piece(tensor: &Tensor, block: &Block) -> Piece {
         rows: block.rows.len() as u64,
         first_column: cut.then_some(block.columns.start as u64),
         columns: cut.then_some(block.columns.len() as u64),
+        listed: None,
     }
 }
 

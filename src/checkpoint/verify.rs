@@ -7,18 +7,24 @@ use std::path::Path;
 use super::Checkpoint;
 use super::agree::Meet;
 use super::cover;
-use super::manifest::Shard;
+use super::manifest::{Listed, Shard};
 use crate::safetensors_io::TensorFile;
+use crate::tensors::Dtype;
 use crate::{Error, Result};
 
 impl Checkpoint {
     /// Holds every `size`-th file from number `rank` on against the manifest's size, checksum and
-    /// pieces.
+    /// pieces: all safetensors files of its chain, and the segment files that it needs.
     ///
     /// Errors: a file that is missing, cut, changed, or lacks a piece, by name.
     pub(super) fn verify(&self, rank: usize, size: usize, meet: &mut Meet) -> Result<()> {
-        for shard in self.manifest.shards.iter().skip(rank).step_by(size) {
-            let path = self.folder.join(&shard.file);
+        let shards = self.levels().flat_map(|level| {
+            level.shards.iter().map(|shard| (level.moment.step, shard))
+        });
+        let shards: Vec<_> = shards.collect();
+        for (step, shard) in shards.iter().skip(rank).step_by(size) {
+            let folder = self.folder_of(*step);
+            let path = folder.join(&shard.file);
             let bad = |reason: String| Err(Error::BadFile { path: path.clone(), reason });
             let (bytes, crc32) = checksum(&path, meet)?;
             if bytes != shard.bytes {
@@ -30,26 +36,35 @@ impl Checkpoint {
                     shard.crc32
                 ));
             }
-            self.open_shard(shard)?;
+            self.open_shard(&folder, shard)?;
+        }
+        let pieces = self.cold_pieces();
+        let files = pieces
+            .iter()
+            .flat_map(|piece| (0..piece.snapshot.files.len()).map(move |file| (piece, file)));
+        for (piece, file) in files.skip(rank).step_by(size) {
+            meet()?;
+            self.verify_cold(piece, file)?;
         }
         Ok(())
     }
 
-    /// Opens a shard and finds what the manifest says it holds.
+    /// Opens a shard in `folder` and finds what the manifest says it holds.
     ///
     /// Errors: a piece that is not there or has another shape than its rows and columns.
-    pub(super) fn open_shard(&self, shard: &Shard) -> Result<TensorFile> {
-        let path = self.folder.join(&shard.file);
+    pub(super) fn open_shard(&self, folder: &Path, shard: &Shard) -> Result<TensorFile> {
+        let path = folder.join(&shard.file);
         let file = TensorFile::open(&path)?;
         for piece in &shard.pieces {
             let entry = self.manifest.tensors.iter().find(|entry| entry.name == piece.tensor);
             let wanted = entry.and_then(|entry| {
                 let (first, end) = cover::columns(entry, piece)?;
                 let mut shape = entry.shape.clone();
+                let rows = piece.listed.as_ref().map_or(piece.rows, |listed| listed.count);
                 if piece.columns.is_some() || piece.first_column.is_some() {
-                    shape = vec![piece.rows, end - first];
+                    shape = vec![rows, end - first];
                 } else {
-                    *shape.first_mut()? = piece.rows;
+                    *shape.first_mut()? = rows;
                 }
                 Some((entry.dtype.clone(), shape))
             });
@@ -61,6 +76,15 @@ impl Checkpoint {
                 let reason =
                     format!("holds {} as {found:?}, the manifest says {wanted:?}", piece.tensor);
                 return Err(Error::BadFile { path, reason });
+            }
+            if let Some(Listed { count, rows }) = &piece.listed {
+                let numbers = file.tensor(rows);
+                if numbers.is_none_or(|numbers| {
+                    numbers.dtype != Dtype::U64 || numbers.shape != [*count as usize]
+                }) {
+                    let reason = format!("{count} numbers of rows, {rows}, are not there");
+                    return Err(Error::BadFile { path, reason });
+                }
             }
         }
         Ok(file)

@@ -278,6 +278,10 @@ pub struct TrainConfig {
     pub log_every: u64,
     /// Steps between checkpoints; `None` writes the final one only.
     pub checkpoint_every: Option<u64>,
+    /// Every so-many-th checkpoint is whole; those between hold what changed since the one before.
+    pub checkpoint_full_every: u64,
+    /// How checkpoints keep rows that lie on SSD.
+    pub checkpoint_cold: ColdFormat,
     /// Checkpoints kept, the best one not counted.
     pub keep: usize,
     /// Steps that the windowed normalised entropy looks back over.
@@ -286,6 +290,18 @@ pub struct TrainConfig {
     pub on_nonfinite: OnNonfinite,
     /// `[train.early_stop]`.
     pub early_stop: Option<EarlyStop>,
+}
+
+/// How a checkpoint keeps rows that lie in a log on SSD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ColdFormat {
+    /// As links, where the log and the checkpoint lie in one file system, else as rows.
+    #[default]
+    Auto,
+    /// By links to the log's files, which are copied where links are impossible.
+    Links,
+    /// As all other rows.
+    Rows,
 }
 
 /// Policy for a step whose loss or gradient is NaN or infinite.

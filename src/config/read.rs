@@ -12,7 +12,8 @@ use super::section::Section;
 use super::table::{Shared, table};
 use super::tiers::tiers;
 use super::{
-    ClipConfig, Cluster, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite, PipelineConfig,
+    ClipConfig, Cluster, ColdFormat, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite,
+    PipelineConfig,
     PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
 };
 
@@ -418,6 +419,10 @@ fn train(mut section: Section<'_>, data: &DataConfig) -> TrainConfig {
     }
     let log_every = section.at_least_one("log_every", 100u64);
     let checkpoint_every = never_zero(&mut section, "checkpoint_every");
+    let checkpoint_full_every = section.at_least_one("checkpoint_full_every", 1u64);
+    let formats =
+        [("auto", ColdFormat::Auto), ("links", ColdFormat::Links), ("rows", ColdFormat::Rows)];
+    let checkpoint_cold = section.choice("checkpoint_cold", &formats);
     let keep = section.at_least_one("keep", 2usize);
     let window_steps = section.at_least_one("window_steps", 100usize);
     let on_nonfinite = section
@@ -446,6 +451,8 @@ fn train(mut section: Section<'_>, data: &DataConfig) -> TrainConfig {
         eval_every,
         log_every,
         checkpoint_every,
+        checkpoint_full_every,
+        checkpoint_cold,
         keep,
         window_steps,
         on_nonfinite,

@@ -265,6 +265,14 @@ impl<D: LookupOps> Tables<D> {
         }
     }
 
+    /// The collections that keep this rank's rows.
+    pub(super) fn collections(&mut self) -> Vec<&mut EmbeddingCollection<D>> {
+        match self {
+            Self::Alone(tables) => vec![tables],
+            Self::Shared(tables) => tables.held_mut().iter_mut().map(|held| &mut held.store).collect(),
+        }
+    }
+
     /// What this rank holds of a table.
     pub(super) fn rectangles(&self, table: usize) -> Vec<Rectangle> {
         match self {

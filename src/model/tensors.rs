@@ -5,7 +5,9 @@ use tessera_embedding::{Precision, Schema, StateWidth};
 
 use super::{Model, ModelDevice};
 use crate::Result;
-use crate::tensors::{Block, Dtype, ReadTensors, Tensor, WriteTensors, element_bytes};
+use crate::tensors::{
+    Block, Dtype, ReadTensors, TablePart, Tensor, WriteTensors, element_bytes,
+};
 
 /// Where a logical tensor is kept.
 #[derive(Clone, Copy)]
@@ -96,11 +98,27 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
         }
         Ok(())
     }
+
+    fn parts(&self) -> Vec<TablePart> {
+        self.table_parts()
+    }
+
+    fn changed(&self, part: &TablePart) -> Result<Option<Vec<usize>>> {
+        self.changed_rows(part)
+    }
 }
 
 impl<D: ModelDevice> WriteTensors for Model<D> {
     fn held(&self) -> Vec<Block> {
         self.blocks_held(false)
+    }
+
+    fn held_together(&self) -> Vec<Vec<Block>> {
+        self.held_by_rectangle()
+    }
+
+    fn write_blocks(&mut self, blocks: &[Block], bytes: &[Vec<u8>]) -> Result<()> {
+        self.write_rectangle(blocks, bytes)
     }
 
     fn write_block(&mut self, block: &Block, bytes: &[u8]) -> Result<()> {

@@ -52,6 +52,11 @@ impl Files for Failing {
         Disk.rename(from, to)
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        count(&self.left)?;
+        Disk.link(from, to)
+    }
+
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         count(&self.left)?;
         Disk.remove_dir(path)

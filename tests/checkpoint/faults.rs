@@ -18,7 +18,7 @@ fn write(files: &dyn Files, run: &Path, values: u8, step: u64) -> tessera::Resul
 }
 
 /// Fails each operation of `change` in turn, from the same state before; gives how many there are.
-fn fail_everywhere(
+pub fn fail_everywhere(
     before: impl Fn(&Path),
     change: impl Fn(&dyn Files, &Path) -> tessera::Result<()>,
     old: (u64, u8),

@@ -2,10 +2,13 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod changes;
 mod disk;
 mod faults;
 mod layouts;
+mod links;
 mod parts;
 mod ranks;
 mod runs;
+mod tiers;
 mod versions;

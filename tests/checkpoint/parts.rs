@@ -6,8 +6,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use tessera::Error;
-use tessera::checkpoint::{self, Checkpoint, Files, Moment};
-use tessera::tensors::{Block, Dtype, ReadTensors, Tensor, WriteTensors, element_bytes};
+use tessera::checkpoint::{self, Checkpoint, Extent, Files, Moment};
+use tessera::tensors::{
+    Block, Dtype, Field, ReadTensors, TablePart, Tensor, WriteTensors, element_bytes,
+};
+use tessera_cache::Plane;
 use tessera_comm::{Communicator, Options, single};
 
 /// Values that no checkpoint has.
@@ -77,6 +80,7 @@ impl Layout {
             saves: Vec::new(),
             held: Vec::new(),
             refuses_writes: false,
+            changed: None,
         };
         for (block, keepers) in &self.blocks {
             if keepers[0] == rank {
@@ -116,6 +120,8 @@ pub struct Part {
     pub saves: Vec<Block>,
     held: Vec<(Block, Vec<u8>)>,
     pub refuses_writes: bool,
+    /// Rows of tables that changed, if that is known.
+    pub changed: Option<Vec<usize>>,
 }
 
 impl Part {
@@ -126,6 +132,18 @@ impl Part {
             let moment = if tensor.is_state && !states { NOTHING } else { moment };
             *bytes == values(tensor, block, moment)
         })
+    }
+
+    /// Makes each row of what it holds as of the moment that `moment` gives its tensor and row.
+    pub fn set_moments(&mut self, moment: impl Fn(usize, usize) -> u8) {
+        for (block, bytes) in &mut self.held {
+            bytes.clear();
+            for row in block.rows.clone() {
+                let here = block.with_rows(row..row + 1);
+                let moment = moment(block.tensor, row);
+                bytes.extend(values(&self.tensors[block.tensor], &here, moment));
+            }
+        }
     }
 
     /// The blocks that it holds and their bytes.
@@ -160,6 +178,39 @@ impl ReadTensors for Part {
         out.clear();
         out.extend(&self.held[at].1[bytes]);
         Ok(())
+    }
+
+    /// Each block of a table with those of its states that it saves too.
+    fn parts(&self) -> Vec<TablePart> {
+        let name = |block: &Block| &self.tensors[block.tensor].name;
+        let weights = self.saves.iter().filter(|block| name(block).ends_with(".weight"));
+        let part = |block: &Block| {
+            let table = name(block).strip_suffix("weight").unwrap();
+            let is_its = |state: &&Block| {
+                name(state) == &format!("{table}sum") && state.rows == block.rows
+            };
+            let states = self.saves.iter().filter(is_its).cloned();
+            let fields = [(block.clone(), Plane::Weights)]
+                .into_iter()
+                .chain(states.map(|state| (state, Plane::State)))
+                .map(|(block, plane)| Field { block, plane, at: 0 });
+            TablePart { rows: block.rows.clone(), fields: fields.collect(), cold: None }
+        };
+        // As in a model: a state with a number a row goes with the first block of columns.
+        let mut parts: Vec<TablePart> = weights.map(part).collect();
+        for part in &mut parts {
+            if part.fields[0].block.columns.start > 0 {
+                part.fields.truncate(1);
+            }
+        }
+        parts
+    }
+
+    fn changed(&self, part: &TablePart) -> tessera::Result<Option<Vec<usize>>> {
+        let within = |rows: &Vec<usize>| {
+            rows.iter().copied().filter(|row| part.rows.contains(row)).collect()
+        };
+        Ok(self.changed.as_ref().map(within))
     }
 }
 
@@ -198,7 +249,8 @@ pub fn save(
     step: u64,
 ) -> tessera::Result<()> {
     let folder = run.join("checkpoints");
-    checkpoint::write(files, ranks, &folder, part, &moment(step), &toml::Table::new()).map(|_| ())
+    let (moment, config) = (moment(step), toml::Table::new());
+    checkpoint::write(files, ranks, &folder, part, &moment, &config, Extent::ROWS).map(|_| ())
 }
 
 /// A world of one.

@@ -9,7 +9,7 @@ use crate::common::{Project, Tensor, tensors};
 use crate::faults::limit_files;
 
 /// Every width of state, a table with fewer rows than ranks, and the wide part.
-fn project() -> Project {
+pub fn project() -> Project {
     let mut text = String::from(
         r#"seed = 5
 threads = 1
@@ -50,7 +50,7 @@ max_steps = 12
     Project::new(&text)
 }
 
-fn plan(ranks: usize, sharding: &str) -> String {
+pub fn plan(ranks: usize, sharding: &str) -> String {
     let tables = (0..4).map(|table| format!(" --set table.{table}.sharding={sharding}"));
     format!("--set parallel.ranks={ranks}{}", tables.collect::<String>())
 }
