@@ -32,8 +32,7 @@ impl Checkpoint {
                     && outer.first_row <= inner.first_row
                     && inner.first_row + inner.rows <= outer.first_row + outer.rows
             };
-            let counts =
-                |piece: &&ColdPiece| !newer.iter().any(|outer| is_inside(piece, outer));
+            let counts = |piece: &&ColdPiece| !newer.iter().any(|outer| is_inside(piece, outer));
             pieces.extend(level.cold.iter().filter(counts));
         }
         pieces.reverse();

@@ -66,8 +66,7 @@ fn write_list(
     let listed = Listed { count: rows.len() as u64, rows: numbers.clone() };
     let span = rows[0]..rows[rows.len() - 1] + 1;
     let shape = vec![rows.len()];
-    let mut tensors =
-        vec![Tensor { name: numbers, dtype: Dtype::U64, shape, is_state: false }];
+    let mut tensors = vec![Tensor { name: numbers, dtype: Dtype::U64, shape, is_state: false }];
     let mut pieces = Vec::new();
     for field in &table.fields {
         let tensor = &all[field.block.tensor];

@@ -10,9 +10,7 @@ use std::rc::Rc;
 
 use tessera_cache::log::{Image, check_file};
 use tessera_cache::{Plane, PlanesMut};
-use tessera_embedding::{
-    FirstWeights, Pooling, Precision, SparseOptimizer, TableSpec, Window,
-};
+use tessera_embedding::{FirstWeights, Pooling, Precision, SparseOptimizer, TableSpec, Window};
 
 use super::Checkpoint;
 use super::agree::Meet;

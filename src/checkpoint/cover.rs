@@ -44,7 +44,8 @@ pub(super) fn check(path: &Path, manifest: &Manifest) -> Result<()> {
     for tensor in &manifest.tensors {
         let pieces = pieces.remove(tensor.name.as_str()).unwrap_or_default();
         let whole = manifest.chain.is_empty();
-        tiles(tensor, &pieces, whole).map_err(|reason| bad(format!("{}: {reason}", tensor.name)))?;
+        tiles(tensor, &pieces, whole)
+            .map_err(|reason| bad(format!("{}: {reason}", tensor.name)))?;
     }
     match pieces.keys().next() {
         Some(name) => Err(bad(format!("a shard holds {name}, which is no tensor of the model"))),

@@ -12,10 +12,10 @@ use std::path::Path;
 use tessera_cache::log::SegmentFile;
 use tessera_embedding::Init;
 
+use super::Manifest;
 use super::agree::Meet;
 use super::files::Files;
 use super::manifest::{ColdField, ColdPiece, First};
-use super::Manifest;
 use crate::tensors::{ColdPart, ReadTensors, TablePart};
 use crate::{Error, Result};
 

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use tessera_comm::Communicator;
 
 use super::agree::{Meet, together};
-use super::manifest::{Manifest, READ};
 use super::chain::open_bases;
+use super::manifest::{Manifest, READ};
 use super::{BEST, CheckpointTensors, LAST, MANIFEST, cold, cover};
 use crate::config::Config;
 use crate::safetensors_io::chunks;

@@ -96,8 +96,8 @@ impl<'a> CheckpointTensors<'a> {
         let mut pieces: Vec<Pieces> = tensors.iter().map(|_| Pieces::default()).collect();
         let place = |piece: &Piece, source: Source| {
             let tensor = number_of[piece.tensor.as_str()];
-            let (first, end) = cover::columns(&manifest.tensors[tensor], piece)
-                .expect("its place was checked");
+            let (first, end) =
+                cover::columns(&manifest.tensors[tensor], piece).expect("its place was checked");
             let first_row = piece.first_row as usize;
             let rows = first_row..first_row + piece.rows as usize;
             let block = Block { tensor, rows, columns: first as usize..end as usize };
@@ -187,7 +187,16 @@ impl<'a> CheckpointTensors<'a> {
                     open.file.read(stored, rows, columns, to, stride)?;
                 }
                 Source::Listed(shard, name) => {
-                    self.read_listed(*shard, name, &tensor.name, rows, columns, element, to, stride)?;
+                    self.read_listed(
+                        *shard,
+                        name,
+                        &tensor.name,
+                        rows,
+                        columns,
+                        element,
+                        to,
+                        stride,
+                    )?;
                 }
                 Source::Cold { .. } => unreachable!("read above"),
             }

@@ -18,9 +18,9 @@ impl Checkpoint {
     ///
     /// Errors: a file that is missing, cut, changed, or lacks a piece, by name.
     pub(super) fn verify(&self, rank: usize, size: usize, meet: &mut Meet) -> Result<()> {
-        let shards = self.levels().flat_map(|level| {
-            level.shards.iter().map(|shard| (level.moment.step, shard))
-        });
+        let shards = self
+            .levels()
+            .flat_map(|level| level.shards.iter().map(|shard| (level.moment.step, shard)));
         let shards: Vec<_> = shards.collect();
         for (step, shard) in shards.iter().skip(rank).step_by(size) {
             let folder = self.folder_of(*step);

@@ -269,7 +269,9 @@ impl<D: LookupOps> Tables<D> {
     pub(super) fn collections(&mut self) -> Vec<&mut EmbeddingCollection<D>> {
         match self {
             Self::Alone(tables) => vec![tables],
-            Self::Shared(tables) => tables.held_mut().iter_mut().map(|held| &mut held.store).collect(),
+            Self::Shared(tables) => {
+                tables.held_mut().iter_mut().map(|held| &mut held.store).collect()
+            }
         }
     }
 

@@ -5,9 +5,7 @@ use tessera_embedding::{Precision, Schema, StateWidth};
 
 use super::{Model, ModelDevice};
 use crate::Result;
-use crate::tensors::{
-    Block, Dtype, ReadTensors, TablePart, Tensor, WriteTensors, element_bytes,
-};
+use crate::tensors::{Block, Dtype, ReadTensors, TablePart, Tensor, WriteTensors, element_bytes};
 
 /// Where a logical tensor is kept.
 #[derive(Clone, Copy)]

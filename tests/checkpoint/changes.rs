@@ -23,7 +23,14 @@ fn tensors() -> Vec<Tensor> {
 }
 
 /// Writes step `step`: `changed` rows of both tables are as of that moment, and all of the rest.
-fn write(run: &Path, layout: &Layout, moments: &mut [Vec<u8>; 3], step: u8, changed: &[usize], base: Option<u64>) -> u64 {
+fn write(
+    run: &Path,
+    layout: &Layout,
+    moments: &mut [Vec<u8>; 3],
+    step: u8,
+    changed: &[usize],
+    base: Option<u64>,
+) -> u64 {
     for (table, moments) in moments.iter_mut().enumerate() {
         let rows = moments.len();
         if table == 2 {

@@ -44,13 +44,18 @@ impl Logged {
         let [(_, weights), (_, sums)] = part.contents() else { panic!("two tensors") };
         for row in rows {
             let at = row as usize;
-            let planes =
-                Planes { weights: &weights[at * 64..][..64], state: &sums[at * 4..][..4] };
+            let planes = Planes { weights: &weights[at * 64..][..64], state: &sums[at * 4..][..4] };
             self.log.put(&[row], planes).unwrap();
         }
     }
 
-    fn save(&self, files: &dyn Files, run: &Path, step: u64, base: Option<u64>) -> tessera::Result<checkpoint::Written> {
+    fn save(
+        &self,
+        files: &dyn Files,
+        run: &Path,
+        step: u64,
+        base: Option<u64>,
+    ) -> tessera::Result<checkpoint::Written> {
         let extent = Extent { cold: ColdFormat::Links, base };
         let (folder, config) = (run.join("checkpoints"), toml::Table::new());
         checkpoint::write(files, &alone(), &folder, self, &moment(step), &config, extent)
@@ -81,7 +86,13 @@ impl ReadTensors for Logged {
     }
 }
 
-fn write(files: &dyn Files, run: &Path, values: u8, step: u64, base: Option<u64>) -> tessera::Result<()> {
+fn write(
+    files: &dyn Files,
+    run: &Path,
+    values: u8,
+    step: u64,
+    base: Option<u64>,
+) -> tessera::Result<()> {
     let logged = Logged::open(run);
     logged.put(0..ROWS, values);
     logged.save(files, run, step, base).map(|_| ())
@@ -269,7 +280,10 @@ fn damage_of_a_file_and_gaps_in_a_chain_are_named() {
     let (second, away) = (checkpoints.join("step-2"), checkpoints.join("away"));
     std::fs::rename(&second, &away).unwrap();
     let said = refused(run);
-    assert!(said.contains("it holds what changed since checkpoint step-2, which is missing"), "{said}");
+    assert!(
+        said.contains("it holds what changed since checkpoint step-2, which is missing"),
+        "{said}"
+    );
     logged.put(0..9, 4);
     logged.save(&Disk, run, 2, None).unwrap();
     let said = refused(&checkpoints.join("step-3"));
@@ -298,7 +312,9 @@ fn what_a_kept_increment_builds_on_is_kept() {
         checkpoint::prune(&Disk, &checkpoints, step, 1, Some(1)).unwrap();
         let mut left: Vec<u64> = std::fs::read_dir(&checkpoints)
             .unwrap()
-            .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_prefix("step-")?.parse().ok())
+            .filter_map(|entry| {
+                entry.unwrap().file_name().to_str()?.strip_prefix("step-")?.parse().ok()
+            })
             .collect();
         left.sort_unstable();
         let wanted: &[u64] = match step {

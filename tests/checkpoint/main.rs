@@ -1,8 +1,8 @@
 //! Checkpoints: written by any ranks and loaded by any others, under failing writes and damage.
 
+mod changes;
 #[path = "../common/mod.rs"]
 mod common;
-mod changes;
 mod disk;
 mod faults;
 mod layouts;

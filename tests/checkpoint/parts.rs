@@ -186,9 +186,8 @@ impl ReadTensors for Part {
         let weights = self.saves.iter().filter(|block| name(block).ends_with(".weight"));
         let part = |block: &Block| {
             let table = name(block).strip_suffix("weight").unwrap();
-            let is_its = |state: &&Block| {
-                name(state) == &format!("{table}sum") && state.rows == block.rows
-            };
+            let is_its =
+                |state: &&Block| name(state) == &format!("{table}sum") && state.rows == block.rows;
             let states = self.saves.iter().filter(is_its).cloned();
             let fields = [(block.clone(), Plane::Weights)]
                 .into_iter()

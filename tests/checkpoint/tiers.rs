@@ -61,7 +61,8 @@ fn links_and_increments_are_the_rows_that_they_stand_for() {
         for (step, run, in_tiers) in
             [(2, "links", true), (6, "links", true), (10, "links", false), (6, "lists", true)]
         {
-            let more = if in_tiers { tiers(ranks, "checkpoint_full_every=2") } else { String::new() };
+            let more =
+                if in_tiers { tiers(ranks, "checkpoint_full_every=2") } else { String::new() };
             let out = format!("on-{run}-{step}");
             project.ok(&format!(
                 "train config.toml --resume {run}/checkpoints/step-{step} --out {out} {plan}{more}"
@@ -102,7 +103,8 @@ fn increments_have_what_averages_of_groups_wrote() {
     let groups = "--set parallel.ranks=4 --set parallel.replicas=2 --set parallel.sync_every=3 \
                   --set train.checkpoint_every=2 --set train.keep=9";
     project.ok(&format!("train config.toml --out whole {groups}"));
-    project.ok(&format!("train config.toml --out parts {groups} --set train.checkpoint_full_every=9"));
+    project
+        .ok(&format!("train config.toml --out parts {groups} --set train.checkpoint_full_every=9"));
     for step in [2, 4, 6, 8, 10, 12] {
         let export = |run: &str| project.export(&format!("{run}/checkpoints/step-{step}"));
         assert!(export("parts") == export("whole"), "step {step}");

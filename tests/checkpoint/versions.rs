@@ -39,6 +39,9 @@ fn earlier_versions_are_read() {
     // The second knew columns, which a piece of whole rows has none of.
     let second = FIRST.replace("\"version\": 1", "\"version\": 2");
     is_read(&second.replace("3079341939", "2286124909"));
+    // The third knew positions, which ranks that read all data have none of.
+    let third = FIRST.replace("\"version\": 1", "\"version\": 3");
+    is_read(&third.replace("3079341939", "735335768"));
 }
 
 fn is_read(manifest: &str) {
@@ -78,8 +81,8 @@ fn is_read(manifest: &str) {
 #[test]
 fn a_later_version_is_refused() {
     let folder = tempdir().unwrap();
-    let text = FIRST.replace("\"version\": 1", "\"version\": 4");
+    let text = FIRST.replace("\"version\": 1", "\"version\": 5");
     std::fs::write(folder.path().join("manifest.json"), text).unwrap();
     let error = Checkpoint::find(folder.path()).unwrap_err().to_string();
-    assert!(error.ends_with("version 4; this program reads tessera-checkpoint versions 1 to 3"));
+    assert!(error.ends_with("version 5; this program reads tessera-checkpoint versions 1 to 4"));
 }
