@@ -13,7 +13,7 @@ use crate::fetch::FetchPool;
 use crate::saving::Changes;
 use crate::tiers::{Place, open_store, places};
 use crate::{
-    BadIdPolicy, Clip, EmbeddingError, FeatureSpec, Fetchers, Lookup, LookupOps, Marked, Precision,
+    BadIdPolicy, EmbeddingError, FeatureSpec, Fetchers, Lookup, LookupOps, Marked, Precision,
     Resolver, Result, Schema, SparseOptimizer, SparseStep, StateTensor, TableSpec, Tiers,
     UpdateStats,
 };
@@ -487,19 +487,4 @@ fn check_count(
         return Err(EmbeddingError::Store { table, source });
     }
     Err(EmbeddingError::ValueCount { operation, table, start, end, given, needed })
-}
-
-/// Checks the numbers of a step.
-pub(crate) fn check_step(step: &SparseStep) -> Result<()> {
-    if step.t == 0 {
-        return Err(EmbeddingError::StepZero);
-    }
-    let needed = "a finite number from 0 up";
-    let (what, value) = match step.clip {
-        _ if !(step.lr_scale >= 0.0 && step.lr_scale.is_finite()) => ("lr_scale", step.lr_scale),
-        Clip::Value(value) if !(value >= 0.0 && value.is_finite()) => ("clip value", value),
-        Clip::Scale(scale) if !(scale >= 0.0 && scale.is_finite()) => ("clip scale", scale),
-        _ => return Ok(()),
-    };
-    Err(EmbeddingError::StepValue { what, value, needed })
 }

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use tessera_cache::{Fetched, Lease};
 use tessera_device::DeviceBuffer;
 
-use crate::collection::{check_step, of_table};
+use crate::collection::of_table;
 use crate::fetch::exceeds_slots;
 use crate::{
-    EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Reach, Result, SparseStep, Stores,
-    UpdateStats,
+    Clip, EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Reach, Result, SparseStep,
+    Stores, UpdateStats,
 };
 
 /// The different rows of each table whose rows move.
@@ -342,4 +342,19 @@ impl Pass {
         let tables = self.slots.iter().enumerate();
         tables.map(|(table, slots)| Reach { slots: slots.as_deref(), rows: rows(table) }).collect()
     }
+}
+
+/// Checks the numbers of a step.
+fn check_step(step: &SparseStep) -> Result<()> {
+    if step.t == 0 {
+        return Err(EmbeddingError::StepZero);
+    }
+    let needed = "a finite number from 0 up";
+    let (what, value) = match step.clip {
+        _ if !(step.lr_scale >= 0.0 && step.lr_scale.is_finite()) => ("lr_scale", step.lr_scale),
+        Clip::Value(value) if !(value >= 0.0 && value.is_finite()) => ("clip value", value),
+        Clip::Scale(scale) if !(scale >= 0.0 && scale.is_finite()) => ("clip scale", scale),
+        _ => return Ok(()),
+    };
+    Err(EmbeddingError::StepValue { what, value, needed })
 }

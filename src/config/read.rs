@@ -13,8 +13,8 @@ use super::table::{Shared, table};
 use super::tiers::tiers;
 use super::{
     ClipConfig, Cluster, ColdFormat, Config, DataConfig, EarlyStop, ModelConfig, OnNonfinite,
-    PipelineConfig,
-    PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig, optimizer,
+    PipelineConfig, PipelineMode, Read, StopMetric, SyntheticConfig, TableConfig, TrainConfig,
+    optimizer,
 };
 
 /// Most worker threads: more than any one machine has cores, few enough to start at once.
