@@ -25,6 +25,8 @@ pub struct Standing {
 /// Tells how a run goes.
 pub struct Progress {
     bar: Option<ProgressBar>,
+    /// Whether nothing is told.
+    silent: bool,
     log_every: u64,
     samples_total: Option<u64>,
     started: Instant,
@@ -53,12 +55,21 @@ impl Progress {
         });
         Self {
             bar,
+            silent: false,
             log_every: log_every.max(1),
             samples_total,
             started: Instant::now(),
             samples_at_start,
             paused: Duration::ZERO,
         }
+    }
+
+    /// Keeps time, and tells nothing.
+    #[must_use]
+    pub fn silent(mut self) -> Self {
+        self.finish();
+        (self.bar, self.silent) = (None, true);
+        self
     }
 
     /// Takes a new estimate of the samples of the whole run, for data that does not tell.
@@ -99,7 +110,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(at.samples);
             bar.set_message(format!("{speed:.0} samples/s, loss {:.4}{ne}", at.loss));
-        } else if at.step.is_multiple_of(self.log_every) {
+        } else if !self.silent && at.step.is_multiple_of(self.log_every) {
             let left = self.samples_total.map_or_else(String::new, |total| {
                 let seconds = total.saturating_sub(at.samples) as f64 / speed.max(1e-9);
                 format!(", {} left", duration(seconds))
@@ -115,6 +126,7 @@ impl Progress {
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| console::tell(line)),
+            None if self.silent => {}
             None => console::tell(line),
         }
     }

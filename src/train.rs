@@ -70,7 +70,7 @@ pub fn run(args: &cli::Train) -> Result<Ended> {
     let Some(path) = &args.trace else { return run_with(args, &Hooks::default()) };
     let trace = Arc::new(Trace::create(path)?);
     let (probe, listener) = (Arc::clone(&trace), Arc::clone(&trace));
-    let hooks = Hooks { probe: Some(probe), listener: Some(listener), link: None };
+    let hooks = Hooks { probe: Some(probe), listener: Some(listener), ..Hooks::default() };
     let ended = run_with(args, &hooks);
     // What was traced is worth having, whatever became of the run.
     trace.finish().and(ended)
@@ -85,13 +85,14 @@ pub struct Hooks {
     pub listener: Option<Arc<dyn Listener>>,
     /// Makes links between ranks that are threads slow.
     pub link: Option<LinkDelay>,
+    /// Whether nothing is said on the terminal.
+    pub quiet: bool,
 }
 
 /// As [`run`], with hooks.
 ///
 /// Errors: as there.
 pub fn run_with(args: &cli::Train, hooks: &Hooks) -> Result<Ended> {
-    let probe = hooks.probe.as_ref();
     let config = Config::load(&args.config.config, &args.config.set)?;
     let launched = LaunchEnv::read(|name| std::env::var(name).ok())?;
     check_launch(&config.parallel, launched.as_ref())?;
@@ -101,7 +102,7 @@ pub fn run_with(args: &cli::Train, hooks: &Hooks) -> Result<Ended> {
             let out = Out::choose(args, &start)?;
             let signals = Signals::catch()?;
             let device = Cpu::new(config.threads)?;
-            train_on(&device, &config, &start, &out, &signals, Registry::new(), None, probe)
+            train_on(&device, &config, &start, &out, &signals, Registry::new(), None, hooks)
         }
         Comm::Threads => on_threads(args, &config, hooks),
         Comm::Mpi => on_mpi(args, &config, hooks),
@@ -147,14 +148,14 @@ fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended
     let signals = Signals::catch()?;
     let registry = Registry::new();
     let options = comm_options(config, &registry, hooks)?;
-    let (ranks, probe) = (config.parallel.ranks, hooks.probe.as_ref());
+    let ranks = config.parallel.ranks;
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = config.threads.map_or(cores, NonZeroUsize::get);
     let each = NonZeroUsize::new((threads / ranks).max(1));
     let outcomes = threads::run(ranks, &options, |world| {
         let device = Cpu::new(each)?;
         let registry = if world.rank() == 0 { registry.clone() } else { Registry::new() };
-        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), probe)
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), hooks)
     })?;
     // The rank that failed by itself says more than those that heard of it.
     let mut ended = None;
@@ -180,7 +181,6 @@ fn on_threads(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended
 /// A rank that is a process of an MPI job.
 #[cfg(feature = "mpi")]
 fn on_mpi(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended> {
-    let probe = hooks.probe.as_ref();
     let registry = Registry::new();
     let options = comm_options(config, &registry, hooks)?;
     let (job, world) = tessera_comm::mpi::init(&options)?;
@@ -201,7 +201,7 @@ fn on_mpi(args: &cli::Train, config: &Config, hooks: &Hooks) -> Result<Ended> {
         let plan = plan::for_training(config)?;
         let signals = Signals::catch()?;
         let device = Cpu::new(config.threads)?;
-        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), probe)
+        train_on(&device, config, &start, &out, &signals, registry, Some((&plan, world)), hooks)
     })();
     match outcome {
         Ok(ended) => job.finalize().map(|()| ended).map_err(Error::from),
@@ -321,7 +321,7 @@ fn train_on<D: ModelDevice>(
     signals: &Signals,
     registry: Registry,
     shared: Option<(&Plan, Communicator)>,
-    probe: Option<&Arc<dyn Probe>>,
+    hooks: &Hooks,
 ) -> Result<Ended> {
     let drawn =
         matches!(start, Start::Fresh { weights: None } | Start::Again { weights: None, .. });
@@ -364,11 +364,12 @@ fn train_on<D: ModelDevice>(
     let by_epochs =
         feeder.epoch_samples().map(|samples| samples.saturating_mul(config.train.epochs));
     let mut progress = ranks.is_first().then(|| {
-        Progress::new(
+        let progress = Progress::new(
             samples_total(config, by_epochs),
             trainer.moment().samples,
             config.train.log_every,
-        )
+        );
+        if hooks.quiet { progress.silent() } else { progress }
     });
     if let Some(progress) = &progress {
         progress.say(&format!("run: {}", out.path.display()));
@@ -380,7 +381,7 @@ fn train_on<D: ModelDevice>(
         config,
         trainer: &mut trainer,
         ranks: Rc::clone(&ranks),
-        probe,
+        probe: hooks.probe.as_ref(),
         unknown_bytes: match feeder.epoch_samples() {
             None => data_bytes(feeder.files()),
             Some(_) => None,
@@ -393,7 +394,8 @@ fn train_on<D: ModelDevice>(
     let (ended, evaluation) = session.train(feeder).inspect_err(|_| health.fail())?;
     let closed = match (progress, run) {
         (Some(progress), Some(run)) => {
-            close_run(config, &trainer, progress, run, ended, evaluation, device.info().kind)
+            let kind = device.info().kind;
+            close_run(config, &trainer, progress, run, ended, evaluation, kind, hooks.quiet)
         }
         _ => Ok(()),
     };
@@ -428,7 +430,8 @@ fn open_run(config: &Config, start: &Start, out: &Out, moment: &Moment) -> Resul
     Ok(run)
 }
 
-/// Writes the run's summary and says how it ended.
+/// Writes the run's summary and says how it ended, unless `quiet`.
+#[allow(clippy::too_many_arguments)]
 fn close_run<D: ModelDevice>(
     config: &Config,
     trainer: &Trainer<'_, D>,
@@ -437,6 +440,7 @@ fn close_run<D: ModelDevice>(
     ended: Ended,
     evaluation: Option<Evaluation>,
     device: &str,
+    quiet: bool,
 ) -> Result<()> {
     progress.finish();
     let moment = trainer.moment();
@@ -455,7 +459,7 @@ fn close_run<D: ModelDevice>(
     };
     run.summary(&summary)?;
     run.flush()?;
-    report(&summary)
+    if quiet { Ok(()) } else { report(&summary) }
 }
 
 /// Samples of a run whose epochs have `by_epochs` together, if that is known, bounded by its steps.

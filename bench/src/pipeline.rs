@@ -195,7 +195,12 @@ fn train(args: &PipelineArgs, folder: &Path, mode: &str) -> Result<(Vec<StepLine
         forward: part(1.0 / 3.0),
         backward: part(2.0 / 3.0),
     };
-    let hooks = Hooks { probe: Some(Arc::new(delays)), link: Some(link(args)), ..Hooks::default() };
+    let hooks = Hooks {
+        probe: Some(Arc::new(delays)),
+        link: Some(link(args)),
+        quiet: true,
+        ..Hooks::default()
+    };
     let config = ConfigArgs { config: file, set };
     let train = Train { config, init: None, resume: None, trace: None, out: Some(out.clone()) };
     run_with(&train, &hooks)?;

@@ -1,6 +1,6 @@
 //! What a trace tells: exposed time, busy lanes, the critical path, a line a step.
 //!
-//! The steps of a trace are those that its events name. A step ends when its last event on any rank
+//! The steps of a trace are those that the device computes in, or, without such, that events name. A step ends when its last event on any rank
 //! does; what is before the first step's end is a run-up and counts nowhere, so that figures are of
 //! whole steps.
 
@@ -101,9 +101,13 @@ impl Report {
 ///
 /// Errors: a message when fewer than two steps are named, so that no step is whole.
 pub fn analyse(events: &[Event]) -> Result<Report, String> {
+    // What was prepared for a step that never came is no step.
+    let computed: BTreeSet<u64> =
+        events.iter().filter(|e| e.lane == DEVICE_LANE).filter_map(|e| e.step).collect();
     let mut ends: BTreeMap<u64, f64> = BTreeMap::new();
     for event in events {
-        if let Some(step) = event.step {
+        let step = event.step.filter(|step| computed.is_empty() || computed.contains(step));
+        if let Some(step) = step {
             let end = ends.entry(step).or_insert(f64::MIN);
             *end = end.max(event.end_us());
         }

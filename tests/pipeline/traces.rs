@@ -9,11 +9,9 @@ use crate::common::shared::shared;
 fn a_trace_of_a_run_is_read_back_with_a_lane_for_each_resource() {
     let Some(shared) = shared() else { return };
     let project = project(&shared.join("golden/dlrm_jagged_adam"));
-    project.ok(
-        "train golden/config.toml --out run --trace trace.json --set parallel.ranks=2 \
+    project.ok("train golden/config.toml --out run --trace trace.json --set parallel.ranks=2 \
          --set threads=2 --set pipeline.mode=nested --set train.max_steps=12 \
-         --set tiers.device_bytes=30000",
-    );
+         --set tiers.device_bytes=30000");
     let report = project.ok("trace-report trace.json --json");
     let report: Value = serde_json::from_str(&report.stdout).unwrap();
     let ranks = report["ranks"].as_array().unwrap();
