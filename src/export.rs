@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use tessera_dense::Interaction;
-use tessera_embedding::Pooling;
+use tessera_embedding::{Pooling, TableKind};
 
 use crate::checkpoint::{Checkpoint, CheckpointTensors};
 use crate::cli::{self, Layout};
@@ -132,6 +132,9 @@ fn dlrm(config: &Config, tensors: &CheckpointTensors<'_>) -> Result<Vec<(String,
     if config.model.wide {
         return refuse("it has no wide part");
     }
+    if config.tables.iter().any(|table| table.kind != TableKind::Static) {
+        return refuse("its tables have rows, not ids");
+    }
     if matches!(config.model.interaction, Interaction::Dcn { .. }) {
         return refuse("it has no cross layers");
     }
@@ -166,6 +169,9 @@ fn torchrec(config: &Config, tensors: &CheckpointTensors<'_>) -> Result<Vec<(Str
     let refuse = |reason: &str| Err(Error::Layout { layout: "torchrec", reason: reason.into() });
     if model.wide {
         return refuse("it has no wide part");
+    }
+    if config.tables.iter().any(|table| table.kind != TableKind::Static) {
+        return refuse("its tables have rows, not ids");
     }
     if config.tables.iter().any(|table| table.weighted) {
         return refuse("its bags have no weights");

@@ -5,7 +5,7 @@ use prometheus::{
 };
 use tessera_cache::CacheMetrics;
 use tessera_data::DataMetrics;
-use tessera_embedding::EmbeddingMetrics;
+use tessera_embedding::{EmbeddingMetrics, IdMetrics};
 
 use crate::Result;
 use crate::evaluation::Evaluation;
@@ -30,6 +30,8 @@ pub struct Metrics {
     pub embedding: EmbeddingMetrics,
     /// Those of tables whose rows move between tiers, once [`Metrics::with_cache`] made them.
     pub cache: Option<CacheMetrics>,
+    /// Those of dynamic tables, once [`Metrics::with_ids`] made them.
+    pub ids: Option<IdMetrics>,
     /// Steps done by this process.
     pub steps: IntCounter,
     /// Samples trained on by this process.
@@ -98,6 +100,18 @@ impl Metrics {
         Ok(self)
     }
 
+    /// With metrics of the ids of dynamic tables, whose names are among these.
+    ///
+    /// Errors: a registry that already serves another trainer.
+    pub fn with_ids<'n>(
+        mut self,
+        registry: &Registry,
+        tables: impl IntoIterator<Item = &'n str>,
+    ) -> Result<Self> {
+        self.ids = Some(IdMetrics::new(tables, Some(registry))?);
+        Ok(self)
+    }
+
     fn build(
         data: DataMetrics,
         embedding: EmbeddingMetrics,
@@ -148,6 +162,7 @@ impl Metrics {
             data,
             embedding,
             cache: None,
+            ids: None,
             steps: counter("tessera_train_steps_total", "Training steps done by this process."),
             samples: counter("tessera_train_samples_total", "Samples trained on by this process."),
             epoch: int_gauge("tessera_train_epoch", "Epoch being trained, from 0."),

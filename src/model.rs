@@ -15,6 +15,7 @@
 //! The wide part is one more table of dim 1 for each table, `T.wide`, whose pooled weights add
 //! to the logit.
 
+mod dynamic;
 mod router;
 mod saving;
 mod tables;
@@ -32,8 +33,8 @@ use tessera_dense::{
 use tessera_device::Device;
 use tessera_embedding::plan::{Grid2d, Plan};
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, FeatureSpec, Init, LookupOps, Schema, ShardedCollection,
-    SparseStep, TableSpec,
+    BadIdPolicy, EmbeddingCollection, FeatureSpec, HostLookup, Init, LookupOps, Schema,
+    ShardedCollection, SparseStep, TableSpec,
 };
 
 use crate::clock::Clock;
@@ -43,9 +44,10 @@ use crate::metrics::Metrics;
 use crate::ranks::{Ranks, same_config};
 use crate::tensors::Tensor;
 use crate::{Error, Result};
+use dynamic::Listing;
 use router::bad_input;
 pub use router::{Found, Router, RowFetchers, check_labels};
-use tables::{Checked, Tables};
+use tables::Tables;
 use tensors::{Home, logical_tensors};
 
 /// A device that can run a whole model.
@@ -137,8 +139,12 @@ pub struct Model<D: ModelDevice> {
     loss: Loss,
     clip: ClipConfig,
     on_bad_id: BadIdPolicy,
+    /// Tables before those of the wide part.
+    narrow: usize,
     tensors: Vec<Tensor>,
     homes: Vec<Home>,
+    /// The ids of dynamic tables, while they are saved or loaded.
+    listing: Listing,
 }
 
 impl<D: ModelDevice> Model<D> {
@@ -173,7 +179,8 @@ impl<D: ModelDevice> Model<D> {
         let spec = config.model_spec();
         let (mut tables, features) = tables(config, &spec);
         if first == FirstValues::Loaded {
-            for table in &mut tables {
+            // Ids that come to a dynamic table later are drawn all the same.
+            for table in tables.iter_mut().filter(|table| !table.is_dynamic()) {
                 table.init = Init::Zero;
             }
         }
@@ -228,7 +235,8 @@ impl<D: ModelDevice> Model<D> {
         let batch_max = ranks.part_max(config.data.batch_size.max(config.data.eval_batch_size));
         let activations = towers.activations(batch_max)?;
         let blocks = batch_max.saturating_mul(stride).div_ceil(SUM_BLOCK);
-        let (tensors, homes) = logical_tensors(tables.schema(), &towers, config.tables.len());
+        let (narrow, listing) = (config.tables.len(), Listing::default());
+        let (tensors, homes) = logical_tensors(tables.schema(), &towers, narrow, &listing);
         Ok(Self {
             device: device.clone(),
             dense: ranks.control().duplicate("dense")?,
@@ -245,8 +253,10 @@ impl<D: ModelDevice> Model<D> {
             loss: config.model.loss,
             clip: config.clip,
             on_bad_id: config.data.on_bad_id,
+            narrow,
             tensors,
             homes,
+            listing,
             stream,
         })
     }
@@ -316,9 +326,9 @@ impl<D: ModelDevice> Model<D> {
     /// Checks the ids of this rank's samples against their tables; nothing is written.
     ///
     /// Errors: [`Error::BadInput`] with the file and row of the sample.
-    fn check(&self, own: &Batch, metrics: &Metrics) -> Result<Checked<D>> {
+    fn check(&self, own: &Batch, metrics: &Metrics) -> Result<HostLookup> {
         let features = router::features(own, self.wide);
-        let checked = self.tables.check(&self.stream, features, self.on_bad_id);
+        let checked = self.tables.check(features, self.on_bad_id);
         checked.map_err(|error| bad_input(error, self.schema(), own, metrics))
     }
 
@@ -377,6 +387,8 @@ impl<D: ModelDevice> Model<D> {
         clock: &mut Clock,
     ) -> Result<Stepped> {
         let samples = own.samples();
+        self.unlist();
+        self.observe_ids(&found, metrics);
         self.tables.finish_sync(&self.stream)?;
         clock.lap("finish_sync");
         if self.tables.moves() {
@@ -630,6 +642,7 @@ fn tables(config: &Config, spec: &ModelSpec) -> (Vec<TableSpec>, Vec<FeatureSpec
         .iter()
         .map(|table| TableSpec {
             name: table.name.clone(),
+            kind: table.kind,
             rows: table.rows,
             dim: table.dim,
             precision: table.precision,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::tensors::{Dtype, Tensor, element_bytes};
+use crate::tensors::{Dtype, Stored, Tensor, element_bytes};
 use crate::{Error, Result};
 
 /// Bytes of rows that pass through memory at a time.
@@ -193,6 +193,24 @@ impl TensorFile {
             out[i * stride..][..wanted.len()].copy_from_slice(&row[wanted.clone()]);
         }
         Ok(())
+    }
+}
+
+impl Stored for TensorFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        self.tensor(name).map(|tensor| (tensor.dtype, &tensor.shape[..]))
+    }
+
+    fn read(&self, name: &str, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let tensor = self.tensor(name).expect("who reads it has found it");
+        let row_bytes = tensor.columns() * element_bytes(tensor.dtype);
+        out.clear();
+        out.resize(rows.len() * row_bytes, 0);
+        TensorFile::read(self, tensor, rows, 0..tensor.columns(), out, row_bytes)
     }
 }
 

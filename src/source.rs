@@ -7,6 +7,7 @@ use tessera_data::{
     BatchStream, DataError, DataMetrics, Event, FeatureSpec, Position, Prefetch, Schema, Shuffle,
     SourceSpec, StreamOptions, Waited, ceiling_auc,
 };
+use tessera_embedding::TableKind;
 
 use crate::cli::Split;
 use crate::config::{Config, PipelineConfig, PipelineMode};
@@ -26,6 +27,7 @@ pub fn schema(config: &Config) -> Schema {
         table.features.iter().zip(&table.hots).map(|(name, &hots)| FeatureSpec {
             name: name.clone(),
             rows: table.rows,
+            raw_ids: table.kind != TableKind::Static,
             weighted: table.weighted,
             hots,
         })

@@ -5,6 +5,7 @@
 //! so that a tensor larger than memory passes through in pieces.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use safetensors::Dtype;
@@ -154,8 +155,38 @@ pub trait ReadTensors {
     }
 }
 
+/// Tensors somewhere else, by name.
+pub trait Stored {
+    /// For messages.
+    fn path(&self) -> &Path;
+
+    /// Type and shape of a tensor, if it is there.
+    fn find(&self, name: &str) -> Option<(Dtype, &[usize])>;
+
+    /// Replaces `out` by little-endian elements of some rows of a tensor that is there.
+    ///
+    /// Errors: a failed read.
+    fn read(&self, name: &str, rows: Range<usize>, out: &mut Vec<u8>) -> crate::Result<()>;
+}
+
 /// One rank's part of a model, to be written.
 pub trait WriteTensors: ReadTensors {
+    /// Tells what is about to be loaded, with optimizer states and what goes with them, or weights
+    /// alone: from here on, tensors whose shapes depend on it have those. Nothing else changes.
+    ///
+    /// Errors: what cannot be loaded.
+    fn prepare(&mut self, stored: &dyn Stored, with_states: bool) -> crate::Result<()> {
+        let _ = (stored, with_states);
+        Ok(())
+    }
+
+    /// The first write of what was prepared.
+    ///
+    /// Errors: what the device or the store says.
+    fn begin(&mut self) -> crate::Result<()> {
+        Ok(())
+    }
+
     /// All that this rank keeps, in the order of tensors; other ranks may keep the same.
     fn held(&self) -> Vec<Block>;
 

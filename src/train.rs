@@ -10,6 +10,7 @@ use tessera_comm::{
     CommMetrics, Communicator, LaunchEnv, Launcher, LinkDelay, Listener, Options, threads,
 };
 use tessera_device::Cpu;
+use tessera_embedding::TableSpec;
 use tessera_embedding::plan::Plan;
 
 use crate::checkpoint::{self, BEST, Checkpoint, Disk, LAST, Moment};
@@ -335,6 +336,10 @@ fn train_on<D: ModelDevice>(
     let metrics = match config.tiers {
         Some(_) => metrics.with_cache(&registry, model.table_names())?,
         None => metrics,
+    };
+    let metrics = match model.schema().tables().iter().any(TableSpec::is_dynamic) {
+        true => metrics.with_ids(&registry, model.table_names())?,
+        false => metrics,
     };
     let mut trainer = Trainer::new(config, &metrics, signals, model);
     if let Start::Resumed(checkpoint) = start {

@@ -318,11 +318,13 @@ impl<'a, D: ModelDevice> Trainer<'a, D> {
             _ => {
                 // A resumed run cuts the lines after its checkpoint, so those before must be there.
                 on_first(ranks, || run.map_or(Ok(()), RunDir::sync))?;
+                self.model.list_ids()?;
                 let train = &self.config.train;
                 if train.checkpoint_cold != ColdFormat::Rows {
                     all.agree(self.model.flush_tables())?;
                 }
-                let may_add = self.increments.is_some_and(|n| n + 1 < train.checkpoint_full_every);
+                let may_add = self.increments.is_some_and(|n| n + 1 < train.checkpoint_full_every)
+                    && !self.model.has_ids();
                 let before = self.saved.as_ref().map(|saved| saved.step);
                 let extent =
                     Extent { cold: train.checkpoint_cold, base: before.filter(|_| may_add) };

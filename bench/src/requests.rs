@@ -180,7 +180,7 @@ fn of_config(path: &Path, tables: &[Table], draw: Draw) -> Result<Vec<Batch>> {
     let names = |tables: &[Table]| -> Vec<String> {
         tables.iter().flat_map(|t| &t.features).map(|feature| feature.name.clone()).collect()
     };
-    if names(&tables::of_config(&config)) != names(tables) {
+    if names(&tables::of_config(&config)?) != names(tables) {
         return Err(BenchError::usage(format!(
             "--ids {}: its features are not those of the tables; give it as --table-set too",
             path.display()

@@ -343,7 +343,7 @@ fn step_on_data(args: &StepArgs, path: &Path) -> Result<Document> {
     run.threads = run.threads.or(config.threads);
     // The limit is measured over the ids of the first batches.
     let knobs = TableKnobs { ids: Some(path.into()), ..args.tables.clone() };
-    let tables = tables::of_config(&config);
+    let tables = tables::of_config(&config)?;
     let mut bench = Bench::new(&knobs, &run, tables, config.data.batch_size, 0)?;
     let largest = bench.cases.iter().map(|case| case.batch).max().unwrap_or(1);
     config.data.batch_size = largest;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tessera::config::Config;
 use tessera_embedding::{
-    FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableSpec, WeightDecay,
+    FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableKind, TableSpec, WeightDecay,
 };
 
 use crate::knobs::{Hots, OptimizerKnob, PrecisionKnob, TableKnobs};
@@ -52,7 +52,7 @@ pub fn tables(knobs: &TableKnobs, defaults: Defaults) -> Result<Vec<Table>> {
             if knobs.rows_column.is_some() {
                 return Err(BenchError::usage("--rows-column needs a csv as --table-set"));
             }
-            of_config(&Config::load(path, &[])?)
+            of_config(&Config::load(path, &[])?)?
         }
         Some(path) => of_csv(path, knobs.rows_column.as_deref(), defaults)?,
         None => {
@@ -100,6 +100,7 @@ fn plain(name: String, rows: u64, dim: usize, hots: Hots) -> Table {
         features: vec![Feature { name: name.clone(), hots }],
         spec: TableSpec {
             name,
+            kind: TableKind::Static,
             rows,
             dim,
             precision: Precision::Fp32,
@@ -138,12 +139,20 @@ pub fn optimizer(kind: OptimizerKnob) -> SparseOptimizer {
 }
 
 /// The tables of a training configuration.
-#[must_use]
-pub fn of_config(config: &Config) -> Vec<Table> {
+///
+/// Errors: [`BenchError::Usage`] for dynamic tables, whose ids are not rows.
+pub fn of_config(config: &Config) -> Result<Vec<Table>> {
+    if let Some(table) = config.tables.iter().find(|table| table.kind != TableKind::Static) {
+        return Err(BenchError::usage(format!(
+            "table {} is dynamic: ids are drawn among the rows of static tables",
+            table.name
+        )));
+    }
     let spread = config.data.synthetic.as_ref().map_or(0, |synthetic| synthetic.spec.hots_spread);
     let tables = config.tables.iter().map(|table| Table {
         spec: TableSpec {
             name: table.name.clone(),
+            kind: TableKind::Static,
             rows: table.rows,
             dim: table.dim,
             precision: table.precision,
@@ -159,7 +168,7 @@ pub fn of_config(config: &Config) -> Vec<Table> {
             .collect(),
         weighted: table.weighted,
     });
-    tables.collect()
+    Ok(tables.collect())
 }
 
 /// Tables of a csv: either `num_tables, vocabulary_size, hotness, dim`, a line for tables that

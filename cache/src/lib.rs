@@ -27,7 +27,7 @@ mod tiered;
 pub use cold::{ColdRows, ColdStats, Planes, PlanesMut};
 pub use dynamic::{
     Admission, Dealt, Eviction, IdMap, IdMapOptions, IdMapState, IdMapStats, IdRow, Move, Resolved,
-    SketchShape, SketchState, owner_of,
+    SketchShape, SketchState, id_hash, owner_of,
 };
 pub use metrics::CacheMetrics;
 pub use ops::{NO_SLOT, RowOps};

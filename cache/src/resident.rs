@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use tessera_device::{Device, DeviceBuffer};
 
-use crate::store::{FetcherKind, Held};
+use crate::store::{FetcherKind, Held, check_rows};
 use crate::{
-    CacheError, Fetched, Fetcher, Lease, Plane, Result, RowLayout, RowStore, StoreStats, TierStats,
+    CacheError, Fetched, Fetcher, Lease, Plane, Result, RowLayout, RowOps, RowStore, StoreStats,
+    TierStats,
 };
 
 /// All rows of a table in device memory, zero at first.
@@ -40,7 +41,7 @@ impl<D: Device> Resident<D> {
     }
 }
 
-impl<D: Device> RowStore<D> for Resident<D> {
+impl<D: RowOps> RowStore<D> for Resident<D> {
     fn rows(&self) -> u64 {
         self.rows
     }
@@ -130,6 +131,42 @@ impl<D: Device> RowStore<D> for Resident<D> {
         Ok(device.upload(stream, bytes, buffer, at)?)
     }
 
+    fn read_listed(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: &[u64],
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        check_listed("read", self.rows, self.layout, plane, rows, bytes.len())?;
+        let buffer = match plane {
+            Plane::Weights => &self.weights,
+            Plane::State => &self.state,
+        };
+        device.gather_rows(stream, buffer, rows, self.layout.row_bytes(plane), bytes)
+    }
+
+    fn write_listed(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: &[u64],
+        weights: Option<&[u8]>,
+        state: Option<&[u8]>,
+    ) -> Result<()> {
+        for (plane, bytes) in [(Plane::Weights, weights), (Plane::State, state)] {
+            let Some(bytes) = bytes else { continue };
+            check_listed("write", self.rows, self.layout, plane, rows, bytes.len())?;
+            let buffer = match plane {
+                Plane::Weights => &mut self.weights,
+                Plane::State => &mut self.state,
+            };
+            device.scatter_rows(stream, bytes, rows, self.layout.row_bytes(plane), buffer)?;
+        }
+        Ok(())
+    }
+
     fn flush(&mut self, _: &D, _: &D::Stream) -> Result<()> {
         Ok(())
     }
@@ -167,6 +204,25 @@ pub(crate) fn check_range(
     let rows = usize::try_from(end - start).unwrap_or(usize::MAX);
     let needed = rows.saturating_mul(layout.row_bytes(plane));
     if given != needed {
+        return Err(CacheError::WrongLength { operation, plane, start, end, given, needed });
+    }
+    Ok(())
+}
+
+/// As [`check_range`], of rows in a list.
+pub(crate) fn check_listed(
+    operation: &'static str,
+    stored: u64,
+    layout: RowLayout,
+    plane: Plane,
+    rows: &[u64],
+    given: usize,
+) -> Result<()> {
+    check_rows(rows, stored)?;
+    let needed = rows.len().saturating_mul(layout.row_bytes(plane));
+    if given != needed {
+        let (start, end) =
+            (rows.first().map_or(0, |&row| row), rows.last().map_or(0, |row| row + 1));
         return Err(CacheError::WrongLength { operation, plane, start, end, given, needed });
     }
     Ok(())
@@ -214,6 +270,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn listed_rows_are_read_and_written_as_ranges_are() {
+        let (cpu, stream) = cpu();
+        let layout = RowLayout { weight_bytes: 3, state_bytes: 0 };
+        let mut store = Resident::new(&cpu, 10, layout).unwrap();
+        let all: Vec<u8> = (0..30).collect();
+        store.write(&cpu, &stream, Plane::Weights, 0..10, &all).unwrap();
+        store.write_listed(&cpu, &stream, &[0, 4, 9], Some(&[99; 9]), None).unwrap();
+        let mut back = [0; 12];
+        store.read_listed(&cpu, &stream, Plane::Weights, &[1, 4, 5, 9], &mut back).unwrap();
+        assert_eq!(back, [3, 4, 5, 99, 99, 99, 15, 16, 17, 99, 99, 99]);
+        for (rows, bytes) in [(&[4, 4][..], 6), (&[10], 3), (&[1, 2], 5)] {
+            let bytes = vec![0; bytes];
+            assert!(store.write_listed(&cpu, &stream, rows, Some(&bytes), None).is_err());
+        }
+        store.write_listed(&cpu, &stream, &[2, 3], None, Some(&[])).unwrap();
     }
 
     #[test]

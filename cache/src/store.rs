@@ -125,6 +125,31 @@ pub trait RowStore<D: Device>: Send + Sync + Debug {
         self.write(device, stream, Plane::State, rows, planes.state)
     }
 
+    /// As [`RowStore::read`], of `rows`, which are different and ascending.
+    ///
+    /// Errors: as there; [`CacheError::RowsNotAscending`], [`CacheError::RowOutOfRange`].
+    fn read_listed(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: &[u64],
+        bytes: &mut [u8],
+    ) -> Result<()>;
+
+    /// As [`RowStore::write`], of the planes that are given of `rows`, which are different and
+    /// ascending.
+    ///
+    /// Errors: as [`RowStore::read_listed`].
+    fn write_listed(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: &[u64],
+        weights: Option<&[u8]>,
+        state: Option<&[u8]>,
+    ) -> Result<()>;
+
     /// Writes all rows that differ from the cold tier to it, and makes that outlive a crash.
     /// Nothing to do without a cold tier.
     ///
@@ -255,8 +280,9 @@ impl Fetcher {
     }
 }
 
-/// Different rows ascend, so the largest is the last.
-fn check_rows(rows: &[u64], stored: u64) -> Result<()> {
+/// Refuses rows that are not different and ascending or leave a store of `stored` rows. The largest
+/// is the last.
+pub(crate) fn check_rows(rows: &[u64], stored: u64) -> Result<()> {
     if let Some(i) = rows.windows(2).position(|pair| pair[0] >= pair[1]) {
         let (row, next) = (rows[i], rows[i + 1]);
         return Err(CacheError::RowsNotAscending { position: i + 1, row, next });

@@ -1,7 +1,7 @@
 //! Dynamic tables against a straightforward model: a hash map, and all rows in the order in which
 //! they would go.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 use tessera_cache::{
@@ -115,20 +115,19 @@ impl Model {
         let (mut admitted, mut evicted) = (Vec::new(), Vec::new());
         if training {
             self.begin(step);
-            let mut new: Vec<(u64, bool, u64)> = Vec::new();
+            let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
             for &id in ids {
                 if let Some(&(mut known)) = self.known.get(&id) {
                     (known.seen, known.occurrences) = (step, known.occurrences + 1);
                     self.put(id, known);
                     continue;
                 }
-                let place = new.iter().position(|&(other, ..)| other == id).unwrap_or_else(|| {
-                    new.push((id, false, 0));
-                    new.len() - 1
-                });
-                new[place].1 = new[place].1 || self.accepts(id);
-                new[place].2 += 1;
+                *counts.entry(id).or_default() += 1;
             }
+            let new: Vec<(u64, bool, u64)> = counts
+                .into_iter()
+                .map(|(id, count)| (id, (0..count).any(|_| self.accepts(id)), count))
+                .collect();
             let mut wanted = new.iter().filter(|&&(_, accepted, _)| accepted).count();
             stats.rejected = (new.len() - wanted) as u64;
             while self.free.len() < wanted
@@ -176,6 +175,7 @@ fn check(map: &IdMap, model: &Model) {
 #[derive(Clone, Debug)]
 enum Call {
     Train(Vec<u64>),
+    Counted(Vec<u64>),
     Evaluate(Vec<u64>),
     Advance,
     Resume,
@@ -189,7 +189,8 @@ fn calls() -> impl Strategy<Value = Vec<(u64, Call)>> {
     ];
     let ids = || prop::collection::vec(id.clone(), 0..40);
     let call = prop_oneof![
-        6 => ids().prop_map(Call::Train),
+        4 => ids().prop_map(Call::Train),
+        2 => ids().prop_map(Call::Counted),
         1 => ids().prop_map(Call::Evaluate),
         1 => Just(Call::Advance),
         1 => Just(Call::Resume),
@@ -236,6 +237,21 @@ proptest! {
                 Call::Train(ids) => prop_assert_eq!(
                     map.resolve(&ids, step, true).unwrap(), model.resolve(&ids, step, true)
                 ),
+                // The same batch as different ids, in any order, and how often each occurs.
+                Call::Counted(ids) => {
+                    let mut counts: HashMap<u64, u64> = HashMap::new();
+                    ids.iter().for_each(|&id| *counts.entry(id).or_default() += 1);
+                    let (different, counts): (Vec<u64>, Vec<u64>) = counts.into_iter().unzip();
+                    let resolved = map.resolve_counted(&different, &counts, step).unwrap();
+                    let wanted = model.resolve(&ids, step, true);
+                    prop_assert_eq!(&resolved.admitted, &wanted.admitted);
+                    prop_assert_eq!(&resolved.evicted, &wanted.evicted);
+                    prop_assert_eq!(resolved.stats, wanted.stats);
+                    for (id, row) in different.iter().zip(resolved.rows) {
+                        let at = ids.iter().position(|other| other == id).unwrap();
+                        prop_assert_eq!(row, wanted.rows[at]);
+                    }
+                }
                 Call::Evaluate(ids) => {
                     let resolved = map.resolve(&ids, 0, false).unwrap();
                     let mut rows = vec![7; ids.len()];
@@ -405,8 +421,8 @@ fn a_full_table_takes_new_ids_again_once_old_ones_have_gone() {
     let gone = [IdRow { id: 10, row: 0 }, IdRow { id: 12, row: 2 }];
     assert_eq!(map.advance(3).unwrap(), gone);
     let again = map.resolve(&[14, 13, 12, 12], 3, true).unwrap();
-    assert_eq!(again.rows, [0, 2, IdMap::NONE, IdMap::NONE]);
-    assert_eq!(again.admitted, [IdRow { id: 14, row: 0 }, IdRow { id: 13, row: 2 }]);
+    assert_eq!(again.rows, [IdMap::NONE, 2, 0, 0]);
+    assert_eq!(again.admitted, [IdRow { id: 12, row: 0 }, IdRow { id: 13, row: 2 }]);
     assert_eq!(again.stats.overflow, 1);
 }
 
@@ -418,7 +434,7 @@ fn a_batch_larger_than_the_table_overflows_and_evicts_none_of_its_own() {
     map.resolve(&[1, 2, 3, 4], 1, true).unwrap();
     let resolved = map.resolve(&[9, 2, 8, 7, 6, 5, 2], 2, true).unwrap();
     let none = IdMap::NONE;
-    assert_eq!(resolved.rows, [0, 1, 2, 3, none, none, 1]);
+    assert_eq!(resolved.rows, [none, 1, none, 3, 2, 0, 1]);
     assert_eq!(resolved.evicted.iter().map(|gone| gone.id).collect::<Vec<_>>(), [1, 3, 4]);
     assert_eq!(resolved.stats.overflow, 2);
     // The same step goes on: nothing seen in it goes.

@@ -17,6 +17,11 @@ pub struct FeatureSpec {
     /// `synthetic` to draw ids and by `mlperf-npy` to choose the width of the ids it writes. No
     /// reader checks ids against it: the table does.
     pub rows: u64,
+    /// Whether ids are any 64-bit numbers, not rows: unsigned ones above 2^63 - 1 are read as their
+    /// bits, and `criteo-tsv` gives categories by their own values, a missing one as
+    /// [`MISSING`](Self::MISSING).
+    #[serde(default)]
+    pub raw_ids: bool,
     /// Whether every id has a weight (`parquet`: the column `<name>_weights`).
     pub weighted: bool,
     /// Ids a bag: exact in `raw`, the mean in `synthetic`, only a hint for memory elsewhere.
@@ -24,10 +29,13 @@ pub struct FeatureSpec {
 }
 
 impl FeatureSpec {
+    /// What stands for a missing category where ids are raw: the bits of 2^64 - 1.
+    pub const MISSING: i64 = -1;
+
     /// An unweighted feature of one id a sample.
     #[must_use]
     pub fn one_hot(name: impl Into<String>, rows: u64) -> Self {
-        Self { name: name.into(), rows, weighted: false, hots: 1 }
+        Self { name: name.into(), rows, raw_ids: false, weighted: false, hots: 1 }
     }
 
     /// The column of weights of a weighted feature.

@@ -385,7 +385,13 @@ mod tests {
         Schema {
             dense: vec!["i1".into(), "i2".into()],
             features: (1..=3)
-                .map(|i| FeatureSpec { name: format!("c{i}"), rows, weighted: i == 2, hots })
+                .map(|i| FeatureSpec {
+                    name: format!("c{i}"),
+                    rows,
+                    raw_ids: false,
+                    weighted: i == 2,
+                    hots,
+                })
                 .collect(),
             label: "label".into(),
             sample_weight: None,

@@ -9,6 +9,7 @@ use tessera_cache::{CacheError, Plane, RowStore, StoreStats};
 use tessera_data::Jagged;
 use tessera_device::DeviceBuffer;
 
+use crate::dynamic::open_maps;
 use crate::fetch::FetchPool;
 use crate::saving::Changes;
 use crate::tiers::{Place, open_store, places};
@@ -94,7 +95,8 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         let fetched = moving.iter().zip(&stores);
         let fetched = fetched.map(|(&moves, store)| moves.then(|| store.fetcher())).collect();
         let fetchers = Fetchers::new(&schema, fetched, pool.filter(|_| moving.contains(&true)));
-        let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
+        let maps = open_maps(&schema)?;
+        let resolver = Resolver { device, schema, scratch: Arc::default(), moving, maps };
         Ok(Self { resolver, stores, logs, changes: None, fetchers })
     }
 
@@ -441,7 +443,7 @@ pub(crate) fn of_table(spec: &TableSpec) -> impl Fn(CacheError) -> EmbeddingErro
 }
 
 /// Columns of a state tensor in a row's state plane, and the columns of the whole plane.
-fn state_columns(spec: &TableSpec, name: &str) -> Result<(Range<usize>, usize)> {
+pub(crate) fn state_columns(spec: &TableSpec, name: &str) -> Result<(Range<usize>, usize)> {
     let tensors = spec.optimizer.state();
     let mut start = 0;
     for tensor in tensors {

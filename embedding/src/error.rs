@@ -100,6 +100,12 @@ pub enum EmbeddingError {
         /// Ids in it.
         ids: u64,
     },
+    /// Ids of a table that has rows only.
+    #[error("table {table} is static: it keeps no ids; only dynamic tables do")]
+    NotDynamic {
+        /// Name of the table.
+        table: String,
+    },
     /// More of something in one batch than the 32-bit fields of the grouping hold.
     #[error(
         "lookup: {count} {what} for table {table} in one batch; at most {max} fit, \

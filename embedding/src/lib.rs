@@ -20,6 +20,7 @@ compile_error!("row slots and element offsets are 64 bits: a 64-bit target is ne
 
 mod collection;
 mod cpu;
+mod dynamic;
 mod error;
 mod fetch;
 mod metrics;
@@ -37,7 +38,7 @@ pub use collection::EmbeddingCollection;
 pub use cpu::{CpuLookup, CpuScratch};
 pub use error::{EmbeddingError, Result};
 pub use fetch::Fetchers;
-pub use metrics::EmbeddingMetrics;
+pub use metrics::{EmbeddingMetrics, IdMetrics};
 pub use ops::{Lookup, LookupOps, Marked, Reach, Stores, UpdateStats};
 pub use optimizer::{
     Clip, RowSum, SparseOptimizer, SparseStep, StateTensor, StateWidth, WeightDecay,
@@ -47,5 +48,5 @@ pub use sharded::{
     Held, MICRO_BATCHES_MAX, Routed, RoutedFetchers, Router, ShardedCollection, SyncStats,
     micro_batches,
 };
-pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableSpec, Window};
+pub use spec::{FeatureSpec, Init, Pooling, Precision, Schema, TableKind, TableSpec, Window};
 pub use tiers::{ColdTier, FirstWeights, Tiers};

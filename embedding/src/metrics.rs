@@ -6,6 +6,8 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+use tessera_cache::IdMapStats;
+
 use crate::{BadIdPolicy, Lookup, LookupOps, Result, Routed, UpdateStats};
 
 /// Metrics of one collection of tables.
@@ -147,6 +149,77 @@ impl EmbeddingMetrics {
         if let Some(table) = self.tables.get(table) {
             table.resident_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
+    }
+}
+
+/// Metrics of the ids of dynamic tables.
+#[derive(Debug)]
+pub struct IdMetrics {
+    tables: Vec<TableIds>,
+}
+
+#[derive(Debug)]
+struct TableIds {
+    occurrences_known: IntCounter,
+    occurrences_unknown: IntCounter,
+    admitted: IntCounter,
+    rejected: IntCounter,
+    overflow: IntCounter,
+    evicted: IntCounter,
+    rows_in_use: IntGauge,
+}
+
+impl IdMetrics {
+    /// Metrics for tables of these names, on `registry` or, when `None`, on no registry.
+    ///
+    /// Errors: [`crate::EmbeddingError::Metrics`] when the registry has metrics of these names.
+    pub fn new<'a>(
+        tables: impl IntoIterator<Item = &'a str>,
+        registry: Option<&Registry>,
+    ) -> Result<Self> {
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(format!("tessera_dynamic_{name}"), help), labels)
+        };
+        let occurrences = counter(
+            "id_occurrences_total",
+            "Occurrences of ids in training, by whether they had a row when their batch came.",
+            &["table", "what"],
+        )?;
+        let ids = counter("ids_total", "Ids by what a step did to them.", &["table", "what"])?;
+        let rows = IntGaugeVec::new(
+            Opts::new("tessera_dynamic_rows_in_use", "Rows that an id has, after the last step."),
+            &["table"],
+        )?;
+        if let Some(registry) = registry {
+            registry.register(Box::new(occurrences.clone()))?;
+            registry.register(Box::new(ids.clone()))?;
+            registry.register(Box::new(rows.clone()))?;
+        }
+        let tables = tables
+            .into_iter()
+            .map(|table| TableIds {
+                occurrences_known: occurrences.with_label_values(&[table, "known"]),
+                occurrences_unknown: occurrences.with_label_values(&[table, "unknown"]),
+                admitted: ids.with_label_values(&[table, "admitted"]),
+                rejected: ids.with_label_values(&[table, "rejected"]),
+                overflow: ids.with_label_values(&[table, "overflow"]),
+                evicted: ids.with_label_values(&[table, "evicted"]),
+                rows_in_use: rows.with_label_values(&[table]),
+            })
+            .collect();
+        Ok(Self { tables })
+    }
+
+    /// Counts what a training step did to the ids of table number `table`.
+    pub fn observe(&self, table: usize, stats: &IdMapStats) {
+        let Some(metrics) = self.tables.get(table) else { return };
+        metrics.occurrences_known.inc_by(stats.hits);
+        metrics.occurrences_unknown.inc_by(stats.misses);
+        metrics.admitted.inc_by(stats.admitted);
+        metrics.rejected.inc_by(stats.rejected);
+        metrics.overflow.inc_by(stats.overflow);
+        metrics.evicted.inc_by(stats.evicted);
+        metrics.rows_in_use.set(i64::try_from(stats.occupancy).unwrap_or(i64::MAX));
     }
 }
 

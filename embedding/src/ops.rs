@@ -5,8 +5,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::{Fetched, Lease, Resident, RowOps, RowStore};
+use tessera_cache::{Fetched, IdMapStats, Lease, Resident, RowOps, RowStore};
 
+use crate::dynamic::Mapped;
 use crate::{BadIdPolicy, HostLookup, Resolver, Result, Row, Schema, SparseStep};
 
 /// What an update did, one entry a table.
@@ -189,7 +190,8 @@ pub trait LookupOps: RowOps {
     ) -> Result<()>;
 
     /// Squared norm of all summed row gradients in float64: rows ascending into the table's sum,
-    /// then tables in order.
+    /// then tables in order. The row of zeros of a dynamic table, which no update moves, counts
+    /// for nothing.
     fn grad_sq_norm(
         &self,
         stream: &Self::Stream,
@@ -214,6 +216,8 @@ pub struct Lookup<D: LookupOps> {
     pub(crate) fetched: Option<Vec<Option<Fetched>>>,
     /// What holds them in device memory, once a forward pass has brought all of them there.
     pub(crate) held: Option<Vec<Option<Lease>>>,
+    /// What routing did to dynamic tables.
+    pub(crate) mapped: Vec<Option<Mapped>>,
 }
 
 impl<D: LookupOps> fmt::Debug for Lookup<D> {
@@ -242,6 +246,7 @@ impl<D: LookupOps> Lookup<D> {
             moving: host.numbered.clone(),
             fetched: None,
             held: None,
+            mapped: Vec::new(),
             staged: resolver.device.stage(stream, &resolver.schema, &resolver.scratch, host)?,
         })
     }
@@ -268,5 +273,11 @@ impl<D: LookupOps> Lookup<D> {
     #[must_use]
     pub fn policy(&self) -> BadIdPolicy {
         self.policy
+    }
+
+    /// What became of the ids of a dynamic table.
+    #[must_use]
+    pub fn id_stats(&self, table: usize) -> Option<&IdMapStats> {
+        self.mapped.get(table)?.as_ref().map(|mapped| &mapped.stats)
     }
 }

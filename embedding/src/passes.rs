@@ -18,7 +18,7 @@ use crate::collection::of_table;
 use crate::fetch::exceeds_slots;
 use crate::{
     Clip, EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Reach, Result, SparseStep,
-    Stores, UpdateStats,
+    Stores, TableSpec, UpdateStats,
 };
 
 /// The different rows of each table whose rows move.
@@ -32,8 +32,9 @@ impl<D: LookupOps> EmbeddingCollection<D> {
     }
 
     /// Brings the rows of a lookup that move between tiers to device memory, where they stay until
-    /// it is dropped; does nothing if there is no room for all of them, which
-    /// [`EmbeddingCollection::forward`] then brings pass by pass. Forward does this by itself.
+    /// it is dropped, unless there is no room for all of them: then
+    /// [`EmbeddingCollection::forward`] brings them pass by pass. Rows that the lookup gave to new
+    /// ids get their first values. Forward does all this by itself.
     ///
     /// Errors: [`EmbeddingError::ForeignLookup`]; [`EmbeddingError::Store`] when a tier fails.
     pub fn hold(&mut self, stream: &D::Stream, lookup: &mut Lookup<D>) -> Result<()> {
@@ -46,7 +47,8 @@ impl<D: LookupOps> EmbeddingCollection<D> {
                 None => self.lease_all(stream, &lookup.moving)?,
             };
         }
-        Ok(())
+        // Most rows with new ids are in device memory now.
+        self.reset_rows(stream, lookup)
     }
 
     /// Puts rows that were fetched ahead into slots.
@@ -217,9 +219,9 @@ impl<D: LookupOps> EmbeddingCollection<D> {
                 .moving
                 .iter()
                 .zip(&mut next)
-                .zip(&self.stores)
-                .map(|((rows, next), store)| {
-                    let left = rows.as_ref()?.len() as u64 - *next;
+                .zip(self.stores.iter().zip(self.resolver.schema.tables()))
+                .map(|((rows, next), (store, spec))| {
+                    let left = moved(spec, rows.as_ref()?) - *next;
                     // Where others hold all slots, asking for one says so.
                     let here = *next..*next + left.min(store.slots_free().max(1));
                     *next = here.end;
@@ -321,12 +323,18 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         tables
             .map(|(spec, pair)| match pair {
                 (Some(rows), Some(lease)) => {
-                    Reach { slots: Some(lease.slots(rows)), rows: 0..rows.len() as u64 }
+                    Reach { slots: Some(lease.slots(rows)), rows: 0..moved(spec, rows) }
                 }
                 _ => Reach { slots: None, rows: 0..spec.rows },
             })
             .collect()
     }
+}
+
+/// How many of a table's different rows an update moves: all but the row of zeros of a dynamic one,
+/// which is the last.
+fn moved(spec: &TableSpec, rows: &[u64]) -> u64 {
+    rows.partition_point(|&row| row < spec.rows) as u64
 }
 
 /// Some of a lookup's rows in device memory.

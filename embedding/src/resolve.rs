@@ -2,7 +2,7 @@
 //!
 //! A [`RawId`] may be anything; a [`Row`] was checked against its table. The check happens here
 //! and nowhere else, before anything is written, and ids are moved, not copied, when all are
-//! good. A [`Resolver`] shares nothing mutable with the tables, so that a reader's thread can
+//! good. Ids of a dynamic table are all good; they become rows when the batch is routed. A [`Resolver`] shares nothing mutable with the tables, so that a reader's thread can
 //! resolve (and group) batches ahead of the training step.
 
 use std::borrow::Cow;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tessera_data::{Jagged, RawId};
 
+use crate::dynamic::Maps;
 use crate::{EmbeddingError, Lookup, LookupOps, Pooling, Result, Schema};
 
 /// A row of a table, known to exist there.
@@ -71,14 +72,27 @@ pub struct HostLookup {
     /// For each table whose rows are *numbered*: its different rows, ascending. Features of such a
     /// table hold, in place of rows, their numbers among these.
     pub numbered: Vec<Option<Arc<Vec<u64>>>>,
+    /// Whether features of dynamic tables hold ids still, in place of rows.
+    pub(crate) holds_ids: bool,
+    /// The training step that the batch is of; none for one that is only looked up.
+    pub(crate) step: Option<u64>,
 }
 
 impl HostLookup {
+    /// The batch as that of training step `step`, in which dynamic tables admit ids and evict
+    /// others. Without it they stay as they are.
+    #[must_use]
+    pub fn at_step(self, step: u64) -> Self {
+        Self { step: Some(step), ..self }
+    }
+
     /// One past the largest number that stands for a row of `table` in its features.
     pub(crate) fn key_end(&self, schema: &Schema, table: usize) -> u64 {
+        let spec = &schema.tables()[table];
         match &self.numbered[table] {
             Some(rows) => rows.len() as u64,
-            None => schema.tables()[table].rows,
+            None if self.holds_ids && spec.is_dynamic() => u64::MAX,
+            None => spec.stored_rows(),
         }
     }
 
@@ -98,6 +112,8 @@ pub struct Resolver<D: LookupOps> {
     pub(crate) scratch: Arc<D::Scratch>,
     /// Tables whose rows move between tiers, so that a lookup must say which it needs.
     pub(crate) moving: Arc<[bool]>,
+    /// Which rows the ids of dynamic tables have.
+    pub(crate) maps: Maps,
 }
 
 impl<D: LookupOps> Clone for Resolver<D> {
@@ -107,6 +123,7 @@ impl<D: LookupOps> Clone for Resolver<D> {
             schema: Arc::clone(&self.schema),
             scratch: Arc::clone(&self.scratch),
             moving: Arc::clone(&self.moving),
+            maps: Arc::clone(&self.maps),
         }
     }
 }
@@ -124,7 +141,20 @@ impl<D: LookupOps> Resolver<D> {
         &self.schema
     }
 
-    /// Checks every id of a batch and stages its lookup on the device.
+    /// [`Resolver::check`], then [`Resolver::route`], to look up only: ids of dynamic tables are
+    /// found, and none is admitted.
+    ///
+    /// Errors: as there.
+    pub fn resolve(
+        &self,
+        stream: &D::Stream,
+        features: Vec<Jagged>,
+        policy: BadIdPolicy,
+    ) -> Result<Lookup<D>> {
+        self.route(stream, self.check(features, policy)?)
+    }
+
+    /// Checks every id of a batch. Nothing changes.
     ///
     /// `features` holds one array a feature in the schema's order.
     ///
@@ -132,15 +162,34 @@ impl<D: LookupOps> Resolver<D> {
     /// (feature, sample, position) order; [`EmbeddingError::FeatureCount`],
     /// [`EmbeddingError::BagCount`], [`EmbeddingError::WeightsNeedSum`],
     /// [`EmbeddingError::BagNotSingle`], [`EmbeddingError::BatchTooLarge`].
-    pub fn resolve(
+    pub fn check(&self, features: Vec<Jagged>, policy: BadIdPolicy) -> Result<HostLookup> {
+        check(&self.schema, features, policy)
+    }
+
+    /// Finds the rows of a batch and stages its lookup on the device. A batch of a training step
+    /// ([`HostLookup::at_step`]) admits ids to dynamic tables and evicts others: such batches are
+    /// routed in the order of their steps, each once, and all of them are looked up or held, in
+    /// that order.
+    ///
+    /// Errors: [`EmbeddingError::Store`] naming the table for a step out of order; what the device
+    /// says.
+    pub fn route(&self, stream: &D::Stream, batch: HostLookup) -> Result<Lookup<D>> {
+        self.route_counted(stream, batch, None)
+    }
+
+    /// As [`Resolver::route`], where the ids of the only table and feature stand for `counts`
+    /// occurrences each.
+    pub(crate) fn route_counted(
         &self,
         stream: &D::Stream,
-        features: Vec<Jagged>,
-        policy: BadIdPolicy,
+        mut batch: HostLookup,
+        counts: Option<&[u64]>,
     ) -> Result<Lookup<D>> {
-        let mut host = check(&self.schema, features, policy)?;
-        self.device.number_rows(&self.schema, &self.moving, &mut host);
-        Lookup::new(self, stream, host)
+        let mapped = self.map_ids(&mut batch, counts)?;
+        self.device.number_rows(&self.schema, &self.moving, &mut batch);
+        let mut lookup = Lookup::new(self, stream, batch)?;
+        lookup.mapped = mapped;
+        Ok(lookup)
     }
 
     /// Groups the occurrences of each row of `lookup`, which an update needs. It happens once a
@@ -193,6 +242,8 @@ pub(crate) fn check(
         bad_ids: vec![0; schema.tables().len()],
         policy,
         numbered: vec![None; schema.tables().len()],
+        holds_ids: true,
+        step: None,
     };
     for (index, jagged) in features.into_iter().enumerate() {
         let table = schema.features()[index].table;
@@ -250,7 +301,7 @@ fn check_feature(
             });
         }
     }
-    let bad = count_bad(jagged.ids(), table.rows);
+    let bad = if table.is_dynamic() { 0 } else { count_bad(jagged.ids(), table.rows) };
     if bad > 0 && (policy == BadIdPolicy::Error || table.rows == 0 && policy != BadIdPolicy::Drop) {
         let is_bad = |id: &RawId| id.0 as u64 >= table.rows;
         let at = jagged.ids().iter().position(is_bad).unwrap_or(0);
@@ -320,11 +371,12 @@ fn drop_bad(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FeatureSpec, Init, Precision, SparseOptimizer, TableSpec};
+    use crate::{FeatureSpec, Init, Precision, SparseOptimizer, TableKind, TableSpec};
 
     fn schema(rows: u64, pooling: Pooling) -> Schema {
         let table = TableSpec {
             name: "c3".into(),
+            kind: TableKind::Static,
             rows,
             dim: 2,
             precision: Precision::Fp32,

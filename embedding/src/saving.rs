@@ -110,7 +110,8 @@ impl<D: LookupOps> EmbeddingCollection<D> {
 
     /// Notes from now on which rows are written; forgets what was noted before.
     pub fn track_changes(&mut self) {
-        let tables = self.schema().tables().iter().map(|table| Bits::new(table.rows)).collect();
+        let tables =
+            self.schema().tables().iter().map(|table| Bits::new(table.stored_rows())).collect();
         self.changes = Some(Changes { tables });
     }
 

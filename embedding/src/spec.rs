@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use tessera_cache::{Admission, Eviction};
 
 use crate::{EmbeddingError, Result, SparseOptimizer};
 
@@ -79,12 +80,31 @@ impl Default for Init {
     }
 }
 
+/// Which ids a table takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum TableKind {
+    /// Row numbers: an id is a row of the table or bad.
+    #[default]
+    Static,
+    /// Any 64-bit number, read as unsigned: up to as many as the table has rows have one at a
+    /// time.
+    Dynamic {
+        /// Which new ids get a row.
+        admission: Admission,
+        /// Which ids lose theirs.
+        eviction: Eviction,
+    },
+}
+
 /// A table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableSpec {
     /// Name, unique in its collection. It seeds the table's generator.
     pub name: String,
-    /// Number of rows; 0 is a table that serves empty bags only.
+    /// Which ids it takes.
+    pub kind: TableKind,
+    /// Number of rows; 0 is a static table that serves empty bags only. The capacity of a dynamic
+    /// table, over all ranks.
     pub rows: u64,
     /// Columns, from 1.
     pub dim: usize,
@@ -99,8 +119,28 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
+    /// Whether ids are any numbers.
+    #[must_use]
+    pub fn is_dynamic(&self) -> bool {
+        self.kind != TableKind::Static
+    }
+
+    /// Rows of its store: a dynamic table has one more, of zeros, for ids without a row.
+    pub(crate) fn stored_rows(&self) -> u64 {
+        self.rows.saturating_add(self.is_dynamic().into())
+    }
+
+    /// Whether it matters how often an id occurs in a batch.
+    pub(crate) fn counts_ids(&self) -> bool {
+        let TableKind::Dynamic { admission, eviction } = self.kind else { return false };
+        matches!(admission, Admission::Count { .. }) || matches!(eviction, Eviction::Lfu { .. })
+    }
+
     fn faults(&self) -> Vec<String> {
         let mut faults = self.optimizer.faults();
+        if self.is_dynamic() && self.rows == 0 {
+            faults.push("a dynamic table of 0 rows; it must have at least 1".into());
+        }
         if self.dim == 0 {
             faults.push("dim is 0; it must be from 1 up".into());
         }
@@ -299,6 +339,7 @@ mod tests {
     fn table(name: &str, dim: usize) -> TableSpec {
         TableSpec {
             name: name.into(),
+            kind: TableKind::Static,
             rows: 4,
             dim,
             precision: Precision::Fp32,

@@ -186,7 +186,7 @@ pub(crate) fn places<'t>(
 ) -> Result<Vec<Place>> {
     let tables = tables.into_iter();
     let Some(tiers) = tiers else { return Ok(tables.map(|_| Place::Resident).collect()) };
-    let sizes = tables.map(|table| Ok((&table.name[..], table.rows, layout_of(table)?)));
+    let sizes = tables.map(|table| Ok((&table.name[..], table.stored_rows(), layout_of(table)?)));
     tiers.places(&sizes.collect::<Result<Vec<_>>>()?)
 }
 
@@ -227,8 +227,10 @@ pub(crate) fn open_store<D: LookupOps>(
     let layout = layout_of(table)?;
     match place {
         Place::Resident => {
-            let mut store = Resident::new(device, table.rows, layout).map_err(of_table(table))?;
-            if table.init != Init::Zero && table.rows > 0 {
+            let rows = table.stored_rows();
+            let mut store = Resident::new(device, rows, layout).map_err(of_table(table))?;
+            // A dynamic table's rows get first values with their ids.
+            if table.init != Init::Zero && table.rows > 0 && !table.is_dynamic() {
                 device.initialize(stream, schema, index, &mut store)?;
             }
             Ok((Box::new(store), None))
@@ -237,7 +239,8 @@ pub(crate) fn open_store<D: LookupOps>(
             let log = cold.as_ref().map(|cold| open_cold(table, layout, cold)).transpose()?;
             let cold = log.clone().map(|log| log as Arc<dyn ColdRows>);
             let first = first_rows(table, &schema.windows()[index], schema.seed());
-            let store = Tiered::new(device, table.rows, layout, options, cold, first);
+            let rows = table.stored_rows();
+            let store = Tiered::new(device, rows, layout, options, cold, first);
             Ok((Box::new(store.map_err(of_table(table))?), log))
         }
     }
@@ -249,8 +252,8 @@ fn first_rows(table: &TableSpec, window: &Window, seed: u64) -> Arc<FirstRows> {
     Arc::new(move |rows: &[u64], to: PlanesMut<'_>| first.fill(rows, to.weights))
 }
 
-/// The weights of rows before any was written: a function of seed, table, row and column. Their
-/// states are zero.
+/// The weights of rows before any was written: a function of seed, table, row and column; zeros in
+/// a dynamic table, whose rows get first values with their ids. Their states are zero.
 #[derive(Clone, Debug)]
 pub struct FirstWeights {
     table: TableSpec,
@@ -268,7 +271,7 @@ impl FirstWeights {
 
     /// Writes those of `rows`, counted from the window's first, into zeros: (rows, dim).
     pub fn fill(&self, rows: &[u64], weights: &mut [u8]) {
-        if self.table.init != Init::Zero {
+        if self.table.init != Init::Zero && !self.table.is_dynamic() {
             let rows = rows.iter().copied();
             init::fill_rows(&self.table, &self.window, self.generator, rows, weights);
         }
@@ -278,7 +281,7 @@ impl FirstWeights {
 /// Begins an empty log in the folder of a table's cold tier.
 fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Arc<SsdLog>> {
     let record_bytes = (layout.weight_bytes + layout.state_bytes) as u64 + RECORD_EXTRA_BYTES;
-    let all = table.rows.saturating_mul(record_bytes);
+    let all = table.stored_rows().saturating_mul(record_bytes);
     let bytes = cold.bytes.unwrap_or(0);
     // Enough segments that compaction has a choice, large enough to be written in long runs.
     let wished = (all.max(bytes) / SEGMENTS).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
@@ -286,7 +289,7 @@ fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Ar
     let options = Options {
         segment_bytes: segment_bytes.max(3 * record_bytes),
         budget_bytes: bytes,
-        rows: Some(table.rows),
+        rows: Some(table.stored_rows()),
         ..Options::default()
     };
     let tag = fnv1a(table.name.as_bytes());

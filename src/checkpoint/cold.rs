@@ -10,7 +10,9 @@ use std::rc::Rc;
 
 use tessera_cache::log::{Image, check_file};
 use tessera_cache::{Plane, PlanesMut};
-use tessera_embedding::{FirstWeights, Pooling, Precision, SparseOptimizer, TableSpec, Window};
+use tessera_embedding::{
+    FirstWeights, Pooling, Precision, SparseOptimizer, TableKind, TableSpec, Window,
+};
 
 use super::Checkpoint;
 use super::agree::Meet;
@@ -177,6 +179,7 @@ impl<'a> ColdReader<'a> {
         let field = piece.fields.iter().find(|field| field.plane == Plane::Weights)?;
         let entry = self.entry(field);
         let table = TableSpec {
+            kind: TableKind::Static,
             name: first.table.clone(),
             rows: piece.rows,
             dim: field.columns as usize,

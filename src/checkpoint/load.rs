@@ -87,6 +87,7 @@ impl Checkpoint {
         together(ranks, |meet| {
             self.check_pieces()?;
             self.verify(ranks.rank(), ranks.size(), meet)?;
+            model.prepare(&CheckpointTensors::index(self)?, need_states)?;
             self.compare(model, need_states)
         })?;
         together(ranks, |meet| self.read(model, need_states, meet)).map(|_| ())
@@ -141,6 +142,7 @@ impl Checkpoint {
     /// Reads what `model` holds; all of it is there, as [`Self::load`] has checked.
     fn read(&self, model: &mut dyn WriteTensors, need_states: bool, meet: &mut Meet) -> Result<()> {
         let stored = CheckpointTensors::index(self)?;
+        model.begin()?;
         for mut group in model.held_together() {
             group.retain(|held| need_states || !model.tensors()[held.tensor].is_state);
             let theirs: Vec<usize> = group

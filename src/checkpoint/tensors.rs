@@ -11,7 +11,7 @@ use super::cold::ColdReader;
 use super::manifest::{Manifest, Piece, Shard};
 use super::{Checkpoint, MANIFEST, cover};
 use crate::safetensors_io::TensorFile;
-use crate::tensors::{Block, Dtype, Tensor, element_bytes};
+use crate::tensors::{Block, Dtype, Stored, Tensor, element_bytes};
 use crate::{Error, Result};
 
 /// Files that are open at a time, at most: a checkpoint may have more than a process may open,
@@ -305,8 +305,24 @@ impl OpenFile {
     }
 }
 
+impl Stored for CheckpointTensors<'_> {
+    fn path(&self) -> &Path {
+        &self.checkpoint.folder
+    }
+
+    fn find(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        let tensor = &self.tensors[self.find(name)?];
+        Some((tensor.dtype, &tensor.shape))
+    }
+
+    fn read(&self, name: &str, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let tensor = self.find(name).expect("who reads it has found it");
+        self.read_block(&Block::whole(tensor, &self.tensors[tensor]).with_rows(rows), out)
+    }
+}
+
 fn dtype(folder: &Path, name: &str) -> Result<Dtype> {
-    [Dtype::F32, Dtype::F16, Dtype::BF16]
+    [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::U64, Dtype::U8]
         .into_iter()
         .find(|dtype| dtype.to_string() == name)
         .ok_or_else(|| Error::BadFile {
@@ -319,7 +335,7 @@ fn dtype(folder: &Path, name: &str) -> Result<Dtype> {
 fn is_state(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     if name.starts_with("tables.") {
-        !["weight", "wide"].contains(&last)
+        !["weight", "wide", "ids"].contains(&last)
     } else {
         // `dense.cross.L.v` and `.w` are weights; a state has one more part.
         name.split('.').count() > 4
@@ -332,7 +348,13 @@ mod tests {
 
     #[test]
     fn states_are_told_from_weights_by_name() {
-        for weight in ["tables.a.weight", "tables.a.wide", "dense.top.0.bias", "dense.cross.1.v"] {
+        for weight in [
+            "tables.a.weight",
+            "tables.a.wide",
+            "tables.a.ids",
+            "dense.top.0.bias",
+            "dense.cross.1.v",
+        ] {
             assert!(!is_state(weight), "{weight}");
         }
         for state in

@@ -5,6 +5,7 @@
 //! with its key. docs/config.md describes every key; a test holds the two together.
 
 mod differences;
+mod dynamic;
 mod optimizer;
 mod overrides;
 mod parallel;
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 use tessera_data::{DenseTransform, Format, OnNanDense, SyntheticSpec};
 use tessera_dense::{DenseOptimizer, Interaction, Loss, ModelSpec, Schedule};
 use tessera_embedding::plan::Sharding;
-use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer, Tiers};
+use tessera_embedding::{BadIdPolicy, Init, Pooling, Precision, SparseOptimizer, TableKind, Tiers};
 
 pub use differences::differing_keys;
 pub use parallel::{Comm, ParallelConfig, PlanSource, Uneven};
@@ -198,7 +199,9 @@ pub struct ModelConfig {
 pub struct TableConfig {
     /// Name, unique.
     pub name: String,
-    /// Rows.
+    /// Which ids it takes.
+    pub kind: TableKind,
+    /// Rows; the capacity over all ranks of a dynamic table.
     pub rows: u64,
     /// Columns.
     pub dim: usize,

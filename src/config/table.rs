@@ -2,10 +2,10 @@
 
 use tessera_data::Format;
 use tessera_embedding::plan::Sharding;
-use tessera_embedding::{Init, Pooling, Precision, SparseOptimizer};
+use tessera_embedding::{Init, Pooling, Precision, SparseOptimizer, TableKind};
 
 use super::section::Section;
-use super::{DataConfig, TableConfig, optimizer};
+use super::{DataConfig, TableConfig, dynamic, optimizer};
 
 /// Stands in for what could not be read, so that reading goes on to the other faults.
 const PLACEHOLDER: SparseOptimizer = SparseOptimizer::Sgd { lr: 0.0 };
@@ -51,7 +51,8 @@ pub(super) fn table(
     if weighted && !matches!(data.format, Format::Parquet | Format::Synthetic) {
         section.fault("weighted", format!("format {} has no weights", data.format));
     }
-    if data.format == Format::CriteoTsv && rows < 2 {
+    let kind = dynamic::kind(&mut section, rows, shared.replicas);
+    if data.format == Format::CriteoTsv && rows < 2 && kind == TableKind::Static {
         section.fault("rows", "criteo-tsv needs at least 2: row 0 is for missing values");
     }
     let hots = match data.format {
@@ -69,13 +70,13 @@ pub(super) fn table(
     let mut shardings = vec![("auto", None)];
     shardings.extend(Sharding::ALL.map(|sharding| (sharding.name(), Some(sharding))));
     let sharding = section.choice("sharding", &shardings);
-    section.choice("kind", &[("static", ())]);
     let init = init(section.section("init"));
     let own = section.section("optimizer");
     let optimizer = own_optimizer(&section, own, shared);
     section.finish(None);
     TableConfig {
         name,
+        kind,
         rows,
         dim,
         features,

@@ -226,7 +226,9 @@ fn one_mistake_is_one_fault() {
 #[test]
 fn keys_of_other_formats_are_refused_by_name() {
     let of = |format: &str| {
+        // Of tables of rows: other tables have other faults.
         samples()
+            .filter(|text| !text.contains("kind = \"dynamic\""))
             .find(|text| text.contains(&format!("format = \"{format}\"")))
             .unwrap_or_else(|| panic!("no sample of {format}"))
     };

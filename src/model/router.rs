@@ -23,7 +23,7 @@ pub struct Found<D: LookupOps> {
 
 pub(super) enum FoundRows<D: LookupOps> {
     Alone(Lookup<D>),
-    Shared(Routed<D>),
+    Shared(Box<Routed<D>>),
 }
 
 /// Routes batches; it may do so on another thread than the model's.
@@ -78,10 +78,11 @@ impl<D: ModelDevice> Router<D> {
         let rows = match &self.tables {
             RouterTables::Alone(resolver, _) => {
                 let checked = labels.and_then(|()| {
-                    let resolved = resolver.resolve(stream, features, self.on_bad_id);
-                    resolved.map_err(|error| bad_input(error, self.schema(), own, metrics))
+                    let checked = resolver.check(features, self.on_bad_id);
+                    checked.map_err(|error| bad_input(error, self.schema(), own, metrics))
                 });
-                let lookup = ranks.agree(checked)?;
+                let checked = ranks.agree(checked)?.at_step(step);
+                let lookup = resolver.route(stream, checked)?;
                 resolver.group(stream, &lookup)?;
                 FoundRows::Alone(lookup)
             }
@@ -91,8 +92,8 @@ impl<D: ModelDevice> Router<D> {
                     let checked = router.check(features, self.on_bad_id);
                     checked.map_err(|error| bad_input(error, self.schema(), own, metrics))
                 });
-                let checked = ranks.agree(checked)?;
-                FoundRows::Shared(router.route(stream, checked)?)
+                let checked = ranks.agree(checked)?.at_step(step);
+                FoundRows::Shared(Box::new(router.route(stream, checked)?))
             }
         };
         Ok(Found { rows, micro })

@@ -61,6 +61,10 @@ impl<D: ModelDevice> Model<D> {
     pub(super) fn table_parts(&self) -> Vec<TablePart> {
         let mut parts = Vec::new();
         for (table, spec) in self.schema().tables().iter().enumerate() {
+            // Rows of a dynamic table lie in their logs by slot, in checkpoints by id.
+            if spec.is_dynamic() {
+                continue;
+            }
             for rectangle in self.tables.rectangles(table) {
                 if !rectangle.writes || rectangle.rows.is_empty() {
                     continue;
@@ -103,13 +107,19 @@ impl<D: ModelDevice> Model<D> {
     pub(super) fn held_by_rectangle(&self) -> Vec<Vec<Block>> {
         let mut groups: Vec<Vec<Block>> = Vec::new();
         for table in 0..self.schema().tables().len() {
+            if self.is_dynamic(table) {
+                continue;
+            }
             for rectangle in self.tables.rectangles(table) {
                 let fields = self.fields(table, &rectangle);
                 groups.push(fields.into_iter().map(|field| field.block).collect());
             }
         }
-        let dense = |block: &Block| matches!(self.homes[block.tensor], Home::Dense);
-        groups.extend(self.held().into_iter().filter(dense).map(|block| vec![block]));
+        let alone = |block: &Block| match self.homes[block.tensor] {
+            Home::Dense | Home::Ids { .. } => true,
+            Home::Weights { table } | Home::State { table, .. } => self.is_dynamic(table),
+        };
+        groups.extend(self.held().into_iter().filter(alone).map(|block| vec![block]));
         groups
     }
 
@@ -122,7 +132,9 @@ impl<D: ModelDevice> Model<D> {
         let Home::Weights { table } = self.homes[blocks[0].tensor] else {
             return one_by_one(self);
         };
-        if blocks.len() != 1 + self.schema().tables()[table].optimizer.state().len() {
+        if self.is_dynamic(table)
+            || blocks.len() != 1 + self.schema().tables()[table].optimizer.state().len()
+        {
             return one_by_one(self);
         }
         let rows = blocks[0].rows.len();

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::StoreStats;
+use tessera_cache::{IdMapStats, StoreStats};
 use tessera_data::Jagged;
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, Held, HostLookup, Lookup, LookupOps, Result, Schema,
+    BadIdPolicy, EmbeddingCollection, Held, HostLookup, LookupOps, Result, Schema,
     ShardedCollection, SparseStep, UpdateStats,
 };
 
@@ -20,12 +20,6 @@ pub(super) enum Tables<D: LookupOps> {
     Shared(Box<ShardedCollection<D>>),
 }
 
-/// A batch whose ids were checked; no other rank has heard of it.
-pub(super) enum Checked<D: LookupOps> {
-    Alone(Lookup<D>),
-    Shared(HostLookup),
-}
-
 /// A rectangle of a table that this rank holds.
 pub(super) struct Rectangle {
     pub(super) rows: Range<u64>,
@@ -34,7 +28,38 @@ pub(super) struct Rectangle {
     pub(super) writes: bool,
 }
 
+/// A rectangle of a dynamic table that this rank holds: some of its ids.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) table: usize,
+    /// Its number among what this rank holds.
+    pub(super) held: usize,
+    /// Which of the table's blocks of rows it is.
+    pub(super) block: usize,
+    pub(super) blocks: usize,
+    pub(super) rows: Range<u64>,
+    pub(super) columns: Range<usize>,
+    /// Whether this rank is the one that writes it to checkpoints.
+    pub(super) writes: bool,
+}
+
 impl<D: LookupOps> Tables<D> {
+    /// The collection that keeps a piece, and the table's number in it.
+    pub(super) fn of_piece(&self, piece: &Piece) -> (&EmbeddingCollection<D>, usize) {
+        match self {
+            Self::Alone(tables) => (tables, piece.table),
+            Self::Shared(tables) => (&tables.held()[piece.held].store, 0),
+        }
+    }
+
+    /// As [`Tables::of_piece`], to write to.
+    pub(super) fn of_piece_mut(&mut self, piece: &Piece) -> (&mut EmbeddingCollection<D>, usize) {
+        match self {
+            Self::Alone(tables) => (tables, piece.table),
+            Self::Shared(tables) => (&mut tables.held_mut()[piece.held].store, 0),
+        }
+    }
+
     pub(super) fn schema(&self) -> &Arc<Schema> {
         match self {
             Self::Alone(tables) => tables.schema(),
@@ -50,33 +75,29 @@ impl<D: LookupOps> Tables<D> {
     }
 
     /// Checks the ids of this rank's samples; nothing is written and nobody is told.
-    pub(super) fn check(
-        &self,
-        stream: &D::Stream,
-        features: Vec<Jagged>,
-        policy: BadIdPolicy,
-    ) -> Result<Checked<D>> {
-        Ok(match self {
-            Self::Alone(tables) => Checked::Alone(tables.resolve(stream, features, policy)?),
-            Self::Shared(tables) => Checked::Shared(tables.check(features, policy)?),
-        })
+    pub(super) fn check(&self, features: Vec<Jagged>, policy: BadIdPolicy) -> Result<HostLookup> {
+        match self {
+            Self::Alone(tables) => tables.resolver().check(features, policy),
+            Self::Shared(tables) => tables.check(features, policy),
+        }
     }
 
-    /// Tells the owners of rows what the batch needs. A collective.
-    pub(super) fn route(&mut self, stream: &D::Stream, checked: Checked<D>) -> Result<Found<D>> {
-        let (rows, samples) = match (self, checked) {
-            (Self::Alone(_), Checked::Alone(lookup)) => {
+    /// Finds the rows of a batch that is only looked up, and tells their owners what it needs. A
+    /// collective.
+    pub(super) fn route(&mut self, stream: &D::Stream, checked: HostLookup) -> Result<Found<D>> {
+        let (rows, samples) = match self {
+            Self::Alone(tables) => {
+                let lookup = tables.resolver().route(stream, checked)?;
                 let samples = lookup.bags();
                 (FoundRows::Alone(lookup), samples)
             }
-            (Self::Shared(tables), Checked::Shared(batch)) => {
-                let routed = tables.route(stream, batch)?;
+            Self::Shared(tables) => {
+                let routed = tables.route(stream, checked)?;
                 let samples = routed.bags();
-                (FoundRows::Shared(routed), samples)
+                (FoundRows::Shared(Box::new(routed)), samples)
             }
-            _ => unreachable!("a batch is used by the tables that checked it"),
         };
-        Ok(Found { rows, micro: vec![0..samples] })
+        Ok(Found { rows, micro: std::iter::once(0..samples).collect() })
     }
 
     /// What routes batches for these tables on a thread of its own, in micro-batches. A
@@ -111,6 +132,15 @@ impl<D: LookupOps> Tables<D> {
             (Self::Alone(tables), FoundRows::Alone(lookup)) => tables.hold(stream, lookup),
             (Self::Shared(tables), FoundRows::Shared(routed)) => tables.hold(stream, routed),
             _ => unreachable!("a batch is used by the tables that checked it"),
+        }
+    }
+
+    /// What became of the ids of a dynamic table that this rank keeps.
+    pub(super) fn id_stats(&self, found: &Found<D>, table: usize) -> Option<IdMapStats> {
+        match (self, &found.rows) {
+            (Self::Alone(_), FoundRows::Alone(lookup)) => lookup.id_stats(table).copied(),
+            (Self::Shared(tables), FoundRows::Shared(routed)) => tables.id_stats(routed, table),
+            _ => None,
         }
     }
 
@@ -226,7 +256,7 @@ impl<D: LookupOps> Tables<D> {
                 tables.update(stream, &lookup, grad, stride, step)
             }
             (Self::Shared(tables), FoundRows::Shared(routed)) => {
-                tables.update(stream, routed, step)
+                tables.update(stream, *routed, step)
             }
             _ => unreachable!("a batch is used by the tables that checked it"),
         }
@@ -261,7 +291,7 @@ impl<D: LookupOps> Tables<D> {
     /// Gives back the memory of a batch that is only looked up.
     pub(super) fn finish(&mut self, found: Found<D>) {
         if let (Self::Shared(tables), FoundRows::Shared(routed)) = (self, found.rows) {
-            tables.finish(routed);
+            tables.finish(*routed);
         }
     }
 

@@ -1,11 +1,15 @@
 //! A model as logical tensors: their names and shapes, and where the values of each are kept.
 
+use tessera_cache::IdMap;
 use tessera_dense::{Dlrm, Role};
 use tessera_embedding::{Precision, Schema, StateWidth};
 
+use super::dynamic::{IdTensor, Listing};
 use super::{Model, ModelDevice};
 use crate::Result;
-use crate::tensors::{Block, Dtype, ReadTensors, TablePart, Tensor, WriteTensors, element_bytes};
+use crate::tensors::{
+    Block, Dtype, ReadTensors, Stored, TablePart, Tensor, WriteTensors, element_bytes,
+};
 
 /// Where a logical tensor is kept.
 #[derive(Clone, Copy)]
@@ -14,6 +18,8 @@ pub(super) enum Home {
     Weights { table: usize },
     /// A state tensor of a table.
     State { table: usize, name: &'static str, columns: usize },
+    /// What tells of a dynamic table's ids.
+    Ids { table: usize, what: IdTensor },
     /// A parameter of the towers or a state of one, which the towers know by its name.
     Dense,
 }
@@ -24,6 +30,7 @@ pub(super) fn logical_tensors<D: ModelDevice>(
     schema: &Schema,
     towers: &Dlrm<D>,
     narrow: usize,
+    listing: &Listing,
 ) -> (Vec<Tensor>, Vec<Home>) {
     let mut tensors = Vec::new();
     let mut homes = Vec::new();
@@ -33,12 +40,18 @@ pub(super) fn logical_tensors<D: ModelDevice>(
             Precision::Fp16 => Dtype::F16,
             Precision::Bf16 => Dtype::BF16,
         };
-        let rows = spec.rows as usize;
+        let rows = if spec.is_dynamic() { listing.rows(table) } else { spec.rows as usize };
         // Table T's wide weights are `tables.T.wide` themselves, states `tables.T.wide.<state>`.
         let prefix = format!("tables.{}", spec.name);
         let name = if table < narrow { format!("{prefix}.weight") } else { prefix.clone() };
         tensors.push(Tensor { name, dtype, shape: vec![rows, spec.dim], is_state: false });
         homes.push(Home::Weights { table });
+        for what in IdTensor::ALL.into_iter().filter(|_| spec.is_dynamic()) {
+            if let Some(tensor) = listing.tensor(schema, table, what, &prefix) {
+                tensors.push(tensor);
+                homes.push(Home::Ids { table, what });
+            }
+        }
         for state in spec.optimizer.state() {
             let shape = match state.width {
                 StateWidth::One => vec![rows],
@@ -75,6 +88,25 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
         let span = block.rows.start as u64..block.rows.end as u64;
         out.clear();
         match self.homes[block.tensor] {
+            Home::Ids { table, what } => self.listing.read_ids(table, what, block, out),
+            Home::Weights { table } if self.is_dynamic(table) => {
+                let element = element_bytes(tensor.dtype);
+                out.resize(block.rows.len() * block.columns.len() * element, 0);
+                let found = self.listing.find(table, &block.rows, Some(block.columns.start));
+                for (piece, rows) in found {
+                    let (store, number) = self.tables.of_piece(&piece);
+                    store.read_weights_of(&self.stream, number, rows, out)?;
+                }
+            }
+            Home::State { table, name, .. } if self.is_dynamic(table) => {
+                let mut values = vec![0.0f32; block.rows.len() * block.columns.len()];
+                let found = self.listing.find(table, &block.rows, Some(block.columns.start));
+                for (piece, rows) in found {
+                    let (store, number) = self.tables.of_piece(&piece);
+                    store.read_state_of(&self.stream, number, name, rows, &mut values)?;
+                }
+                out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
             Home::Weights { table } => {
                 let element = element_bytes(tensor.dtype);
                 out.resize(block.rows.len() * block.columns.len() * element, 0);
@@ -107,6 +139,14 @@ impl<D: ModelDevice> ReadTensors for Model<D> {
 }
 
 impl<D: ModelDevice> WriteTensors for Model<D> {
+    fn prepare(&mut self, stored: &dyn Stored, with_states: bool) -> Result<()> {
+        self.load_ids(stored, with_states)
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.take_ids()
+    }
+
     fn held(&self) -> Vec<Block> {
         self.blocks_held(false)
     }
@@ -127,6 +167,24 @@ impl<D: ModelDevice> WriteTensors for Model<D> {
             words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
         };
         match self.homes[block.tensor] {
+            Home::Ids { .. } => unreachable!("ids were loaded before"),
+            Home::Weights { table } if self.is_dynamic(table) => {
+                let column = Some(block.columns.start);
+                for (piece, rows) in self.listing.find(table, &block.rows, column) {
+                    let (store, number) = self.tables.of_piece_mut(&piece);
+                    let (rows, bytes) = with_row(rows, bytes);
+                    store.write_weights_of(&self.stream, number, &rows, &bytes)?;
+                }
+            }
+            Home::State { table, name, columns } if self.is_dynamic(table) => {
+                // A number a row stands in every block of columns.
+                let column = (columns > 1).then_some(block.columns.start);
+                for (piece, rows) in self.listing.find(table, &block.rows, column) {
+                    let (store, number) = self.tables.of_piece_mut(&piece);
+                    let (rows, values) = with_row(rows, &floats());
+                    store.write_state_of(&self.stream, number, name, &rows, &values)?;
+                }
+            }
             Home::Weights { table } => {
                 let column = block.columns.start;
                 let (store, table, span) = self.tables.store_mut(table, &span, column);
@@ -164,11 +222,26 @@ impl<D: ModelDevice> Model<D> {
                     }
                     continue;
                 }
+                // Those are loaded in one go, by `prepare`.
+                Home::Ids { .. } if !writes => continue,
+                Home::Ids { table, what } => {
+                    blocks.extend(self.listing.id_blocks(table, what, index));
+                    continue;
+                }
                 Home::Weights { table } => (table, false),
                 Home::State { table, columns, .. } => {
                     (table, columns == 1 && self.schema().tables()[table].dim > 1)
                 }
             };
+            if self.is_dynamic(table) {
+                for (rows, columns, is_writer) in self.listing.rectangles(table) {
+                    if !writes || is_writer && !(a_row && columns.start > 0) {
+                        let columns = if a_row { 0..1 } else { columns };
+                        blocks.push(Block { tensor: index, rows, columns });
+                    }
+                }
+                continue;
+            }
             for rectangle in self.tables.rectangles(table) {
                 if writes && (!rectangle.writes || a_row && rectangle.columns.start > 0) {
                     continue;
@@ -180,4 +253,21 @@ impl<D: ModelDevice> Model<D> {
         }
         blocks
     }
+
+    pub(super) fn is_dynamic(&self, table: usize) -> bool {
+        self.schema().tables()[table].is_dynamic()
+    }
+}
+
+/// Those of some rows, of equal parts of `values`, that have a place.
+fn with_row<T: Copy>(rows: &[u64], values: &[T]) -> (Vec<u64>, Vec<T>) {
+    let width = values.len() / rows.len().max(1);
+    let mut kept = (Vec::with_capacity(rows.len()), Vec::with_capacity(values.len()));
+    for (&row, values) in rows.iter().zip(values.chunks_exact(width.max(1))) {
+        if row != IdMap::NONE {
+            kept.0.push(row);
+            kept.1.extend_from_slice(values);
+        }
+    }
+    kept
 }

@@ -1,6 +1,10 @@
 //! Real ids for the planner: counts of the first batches of the training data.
 
+use std::collections::{HashMap, HashSet};
+
+use tessera_cache::owner_of;
 use tessera_data::open;
+use tessera_embedding::TableKind;
 use tessera_embedding::plan::{IdCounter, MissCurve, ReuseCounter, TableLoad};
 
 use crate::cli::Split;
@@ -13,6 +17,35 @@ pub(super) struct Sample {
     pub(super) note: String,
     /// Of each table of the configuration, in order.
     pub(super) curves: Vec<MissCurve>,
+}
+
+/// Rows that stand for the ids of a dynamic table, spread as their hashes are.
+struct Numbers {
+    rows: u64,
+    of: HashMap<i64, i64>,
+    taken: HashSet<u64>,
+}
+
+impl Numbers {
+    fn new(rows: u64) -> Self {
+        Self { rows, of: HashMap::new(), taken: HashSet::new() }
+    }
+
+    /// The row of an id; none when the sample has more ids than the table rows.
+    fn of(&mut self, id: i64) -> Option<i64> {
+        if let Some(&row) = self.of.get(&id) {
+            return Some(row);
+        }
+        if self.taken.len() as u64 >= self.rows {
+            return None;
+        }
+        let mut row = owner_of(id as u64, self.rows);
+        while !self.taken.insert(row) {
+            row = (row + 1) % self.rows;
+        }
+        self.of.insert(id, row as i64);
+        Some(row as i64)
+    }
 }
 
 /// Counts the ids of `batches` batches into `tables` (the configuration's, the wide parts after
@@ -29,6 +62,11 @@ pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> 
         config.tables.iter().map(|table| IdCounter::new(table.rows)).collect();
     let mut reuse: Vec<ReuseCounter> =
         config.tables.iter().map(|table| ReuseCounter::new(table.rows)).collect();
+    let mut numbers: Vec<Option<Numbers>> = config
+        .tables
+        .iter()
+        .map(|table| (table.kind != TableKind::Static).then(|| Numbers::new(table.rows)))
+        .collect();
     let mut ids = vec![0usize; of.len()];
     let mut samples = 0;
     let mut reader = open(&source::required(config, Split::Train)?)?;
@@ -44,7 +82,11 @@ pub(super) fn count(config: &Config, batches: u64, tables: &mut [TableLoad]) -> 
         for (table, (counter, reuse)) in counters.iter_mut().zip(&mut reuse).enumerate() {
             let features = batch.features().iter().zip(&of).filter(|(_, of)| **of == table);
             let ids = features.flat_map(|(bags, _)| bags.ids().iter().map(|id| id.0));
-            counter.batch(ids.clone());
+            let ids: Vec<i64> = match &mut numbers[table] {
+                Some(numbers) => ids.filter_map(|id| numbers.of(id)).collect(),
+                None => ids.collect(),
+            };
+            counter.batch(ids.iter().copied());
             reuse.batch(ids);
         }
     }

@@ -290,3 +290,16 @@ pub fn tensors(bytes: &[u8]) -> BTreeMap<String, Tensor> {
         })
         .collect()
 }
+
+/// Values of the float32 tensors of a safetensors file whose names end with `end`.
+#[track_caller]
+pub fn tensors_of(bytes: &[u8], end: &str) -> BTreeMap<String, Vec<f32>> {
+    let floats = |data: &[u8]| data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    SafeTensors::deserialize(bytes)
+        .unwrap()
+        .tensors()
+        .into_iter()
+        .filter(|(name, _)| name.ends_with(end))
+        .map(|(name, view)| (name, floats(view.data())))
+        .collect()
+}

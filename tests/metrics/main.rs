@@ -116,6 +116,8 @@ fn the_docs_list_exactly_what_is_registered() {
     let metrics = Metrics::register(&registry, ["t"]).unwrap();
     // Those of tiers come with [tiers].
     let metrics = metrics.with_cache(&registry, ["t"]).unwrap();
+    // And those of dynamic tables with such a table.
+    let metrics = metrics.with_ids(&registry, ["t"]).unwrap();
     // Families of labels that come with the first value.
     metrics.stage_seconds.with_label_values(&["read"]).observe(0.1);
     metrics.eval.with_label_values(&["auc"]).set(0.5);
@@ -214,8 +216,8 @@ fn a_running_program_serves_its_metrics() {
 
     grows(&first, &second);
     let mut documented = documented();
-    // One rank talks to nobody, and its rows stay.
-    let absent = ["tessera_comm_", "tessera_cache_"];
+    // One rank talks to nobody, and its rows stay and have no ids.
+    let absent = ["tessera_comm_", "tessera_cache_", "tessera_dynamic_"];
     documented.retain(|name, _| absent.iter().all(|prefix| !name.starts_with(prefix)));
     for (name, row) in &documented {
         let family = second.get(name).unwrap_or_else(|| panic!("{name} is not served"));

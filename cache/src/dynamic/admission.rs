@@ -168,11 +168,12 @@ impl Gate {
         })
     }
 
-    /// One occurrence of an id without a row: does it get one?
-    pub(super) fn sighting(&mut self, id: u64, step: u64) -> bool {
+    /// Occurrences of an id without a row: does it get one? Those after the one that gets it in are
+    /// not counted.
+    pub(super) fn sighted(&mut self, id: u64, occurrences: u64, step: u64) -> bool {
         match self {
             Self::Always => true,
-            Self::Count { n, sketch } => sketch.add(id) >= *n,
+            Self::Count { n, sketch } => (0..occurrences).any(|_| sketch.add(id) >= *n),
             Self::Probability { below, draws } => {
                 let words = draws.block(id, step);
                 u128::from(join(words[0], words[1])) < *below

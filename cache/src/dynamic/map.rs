@@ -95,7 +95,8 @@ impl IdMap {
     }
 
     /// Gives the ids of a batch, which may repeat, their rows. In training, ids are touched,
-    /// counted, admitted and evicted; otherwise nothing changes, whatever the step.
+    /// counted, admitted and evicted; otherwise nothing changes, whatever the step. Nothing depends
+    /// on the order of the ids, so that batches put together from several ranks do the same.
     ///
     /// An id has one row in the whole batch: if it is admitted at any of its occurrences, all of
     /// them have the row.
@@ -104,22 +105,43 @@ impl IdMap {
     /// has changed; what the host says about memory, after which the map refuses all training
     /// ([`CacheError::IdMapFailed`]).
     pub fn resolve(&mut self, ids: &[u64], step: u64, training: bool) -> Result<Resolved> {
-        let mut resolved = Resolved { rows: vec![Self::NONE; ids.len()], ..Resolved::default() };
         if training {
-            self.begin(step)?;
-            let misses = self.touch(ids, &mut resolved.rows);
-            resolved.stats.misses = misses.len() as u64;
-            if !misses.is_empty() {
-                self.failed = true;
-                self.admit(ids, &misses, &mut resolved)?;
-                self.failed = false;
-            }
-        } else {
-            self.find(ids, &mut resolved.rows);
-            let misses = resolved.rows.iter().filter(|&&row| row == Self::NONE);
-            resolved.stats.misses = misses.count() as u64;
+            return self.train(ids, None, step);
         }
+        let mut resolved = Resolved { rows: vec![Self::NONE; ids.len()], ..Resolved::default() };
+        self.find(ids, &mut resolved.rows);
+        let misses = resolved.rows.iter().filter(|&&row| row == Self::NONE);
+        resolved.stats.misses = misses.count() as u64;
         resolved.stats.hits = ids.len() as u64 - resolved.stats.misses;
+        resolved.stats.occupancy = self.len();
+        Ok(resolved)
+    }
+
+    /// As [`IdMap::resolve`] in training, where `ids[i]` stands for `counts[i]` occurrences.
+    ///
+    /// Errors: as there.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn resolve_counted(&mut self, ids: &[u64], counts: &[u64], step: u64) -> Result<Resolved> {
+        assert_eq!(ids.len(), counts.len(), "dynamic table: a count for each id");
+        self.train(ids, Some(counts), step)
+    }
+
+    /// A batch of training; an id without a count occurs once.
+    fn train(&mut self, ids: &[u64], counts: Option<&[u64]>, step: u64) -> Result<Resolved> {
+        let mut resolved = Resolved { rows: vec![Self::NONE; ids.len()], ..Resolved::default() };
+        self.begin(step)?;
+        let misses = self.touch(ids, counts, &mut resolved.rows);
+        let total = counts.map_or(ids.len() as u64, |counts| counts.iter().sum());
+        let missed = counts.map(|counts| misses.iter().map(|&at| counts[at]).sum());
+        resolved.stats.misses = missed.unwrap_or(misses.len() as u64);
+        resolved.stats.hits = total - resolved.stats.misses;
+        if !misses.is_empty() {
+            self.failed = true;
+            self.admit(ids, counts, &misses, &mut resolved)?;
+            self.failed = false;
+        }
         resolved.stats.occupancy = self.len();
         Ok(resolved)
     }
@@ -160,15 +182,17 @@ impl IdMap {
 
     /// Finds the rows of known ids and notes that they were seen. Returns the places of the
     /// others.
-    fn touch(&mut self, ids: &[u64], rows: &mut [u64]) -> Vec<usize> {
+    fn touch(&mut self, ids: &[u64], counts: Option<&[u64]>, rows: &mut [u64]) -> Vec<usize> {
         let mut misses = Vec::new();
         let mut slots = [0; CHUNK];
         for (start, ids) in (0..).step_by(CHUNK).zip(ids.chunks(CHUNK)) {
             let slots = &mut slots[..ids.len()];
             self.index.find(ids, slots);
-            let (hits, first) = self.rows.touch(slots, self.step);
+            let end = start + ids.len();
+            let counts = counts.map(|counts| &counts[start..end]);
+            let (hits, first) = self.rows.touch(slots, counts, self.step);
             self.seen += first;
-            widen(slots, &mut rows[start..start + ids.len()]);
+            widen(slots, &mut rows[start..end]);
             if hits < ids.len() as u64 {
                 let missing = slots.iter().enumerate().filter(|&(_, &slot)| slot == Index::NONE);
                 misses.extend(missing.map(|(i, _)| start + i));
@@ -178,14 +202,19 @@ impl IdMap {
     }
 
     /// Decides on the ids without a row, which are at the places `misses` of `ids`.
-    fn admit(&mut self, ids: &[u64], misses: &[usize], resolved: &mut Resolved) -> Result<()> {
-        let mut new = NewIds::new(ids, misses)?;
-        for (&at, &ordinal) in misses.iter().zip(&new.ordinals) {
-            let accepted = &mut new.accepted[ordinal as usize];
-            *accepted = *accepted || self.gate.sighting(ids[at], self.step);
-        }
-        let mut wanted: Vec<u32> = (0..new.ids.len() as u32).collect();
-        wanted.retain(|&ordinal| new.accepted[ordinal as usize]);
+    fn admit(
+        &mut self,
+        ids: &[u64],
+        counts: Option<&[u64]>,
+        misses: &[usize],
+        resolved: &mut Resolved,
+    ) -> Result<()> {
+        let new = NewIds::new(ids, counts, misses)?;
+        let mut wanted = new.ascending();
+        wanted.retain(|&ordinal| {
+            let (id, occurrences) = (new.ids[ordinal as usize], new.occurrences[ordinal as usize]);
+            self.gate.sighted(id, occurrences, self.step)
+        });
         resolved.stats.rejected = (new.ids.len() - wanted.len()) as u64;
 
         let missing = (wanted.len() as u64).saturating_sub(self.rows.free());
@@ -256,13 +285,12 @@ impl IdMap {
 struct NewIds {
     ids: Vec<u64>,
     occurrences: Vec<u64>,
-    accepted: Vec<bool>,
     /// For each place, which of the ids is there.
     ordinals: Vec<u32>,
 }
 
 impl NewIds {
-    fn new(batch: &[u64], places: &[usize]) -> Result<Self> {
+    fn new(batch: &[u64], counts: Option<&[u64]>, places: &[usize]) -> Result<Self> {
         let mut index = Index::new(places.len() as u64)?;
         let mut ids = Vec::with_capacity(places.len());
         let mut occurrences = Vec::with_capacity(places.len());
@@ -279,10 +307,18 @@ impl NewIds {
                 ids.push(id);
                 occurrences.push(0);
             }
-            occurrences[ordinal as usize] += 1;
+            let count = counts.map_or(1, |counts| counts[place]);
+            occurrences[ordinal as usize] += count;
             ordinals.push(ordinal);
         }
-        Ok(Self { accepted: vec![false; ids.len()], ids, occurrences, ordinals })
+        Ok(Self { ids, occurrences, ordinals })
+    }
+
+    /// Their ordinals, by ascending id.
+    fn ascending(&self) -> Vec<u32> {
+        let mut order: Vec<(u64, u32)> = self.ids.iter().copied().zip(0..).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, ordinal)| ordinal).collect()
     }
 }
 

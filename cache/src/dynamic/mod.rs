@@ -7,15 +7,16 @@
 //!
 //! ```text
 //! batch of raw ids -> known ids: touch their rows                     found in bulk
-//!                  -> unknown ids, in order of first occurrence:
+//!                  -> unknown ids, ascending:
 //!                       admission says no  -> no row (rejected)
 //!                       a row is free      -> the free row of the lowest number
 //!                       a row can go       -> that of the lowest (score, id) not seen this step
 //!                       else               -> no row (overflow)
 //! ```
 //!
-//! What happens is a function of the options and of the ids and steps given: hash order, memory
-//! and threads have no part in it. Memory: 40 to 50 bytes a row of the capacity
+//! What happens is a function of the options, of the ids of each batch and how often they occur in
+//! it, and of the steps: their order in the batch, hash order, memory and threads have no part in
+//! it. Memory: 40 to 50 bytes a row of the capacity
 //! ([`IdMap::bytes`]), and a counting sketch's counters.
 
 mod admission;
@@ -103,7 +104,7 @@ pub struct IdRow {
 pub struct Resolved {
     /// Row of each id given, in the same order, or [`IdMap::NONE`].
     pub rows: Vec<u64>,
-    /// Ids that got a row, in order of first occurrence. The owner gives these rows their first
+    /// Ids that got a row, ascending. The owner gives these rows their first
     /// values.
     pub admitted: Vec<IdRow>,
     /// Ids that lost their row, lowest score first. A row may be in `admitted` too.
@@ -131,22 +132,43 @@ pub struct IdMapStats {
     pub occupancy: u64,
 }
 
-/// The rank of `ranks` that keeps an id: the splitmix64 hash of the id, scaled to the number of
-/// ranks by multiply and shift.
+/// Of several maps together.
+impl std::ops::AddAssign for IdMapStats {
+    fn add_assign(&mut self, other: Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.admitted += other.admitted;
+        self.rejected += other.rejected;
+        self.overflow += other.overflow;
+        self.evicted += other.evicted;
+        self.occupancy += other.occupancy;
+    }
+}
+
+/// The splitmix64 hash of an id; different ids have different ones.
 ///
 /// ```text
 /// z = id + 0x9E3779B97F4A7C15        (all modulo 2^64)
 /// z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
 /// z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-/// rank = (z ^ (z >> 31)) * ranks >> 64
+/// hash = z ^ (z >> 31)
 /// ```
 ///
-/// The map's own hash is another one, so that a rank's share of the ids is spread in its map.
 /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 #[must_use]
-pub const fn owner_of(id: u64, ranks: u64) -> u64 {
+pub const fn id_hash(id: u64) -> u64 {
     let z = id.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    (((z ^ (z >> 31)) as u128 * ranks as u128) >> 64) as u64
+    z ^ (z >> 31)
+}
+
+/// The rank of `ranks` that keeps an id: the id's [hash](id_hash), scaled to the number of ranks by
+/// multiply and shift. In the order of their hashes, the ids of a rank lie one after another,
+/// however many ranks there are.
+///
+/// The map's own hash is another one, so that a rank's share of the ids is spread in its map.
+#[must_use]
+pub const fn owner_of(id: u64, ranks: u64) -> u64 {
+    ((id_hash(id) as u128 * ranks as u128) >> 64) as u64
 }

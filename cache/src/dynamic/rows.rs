@@ -109,10 +109,14 @@ impl Rows {
         self.in_order = true;
     }
 
-    /// Notes that rows were seen in a step; numbers of no row are skipped. Returns how many
-    /// occurrences were of rows, and how many rows were not yet seen in this step.
-    pub(super) fn touch(&mut self, rows: &[u32], step: u64) -> (u64, u64) {
-        touch(&mut self.entries, rows, step)
+    /// Notes that rows were seen in a step, as often as `counts` says or once; numbers of no row
+    /// are skipped. Returns how many of `rows` are rows, and how many rows were not yet seen in
+    /// this step.
+    pub(super) fn touch(&mut self, rows: &[u32], counts: Option<&[u64]>, step: u64) -> (u64, u64) {
+        match counts {
+            None => touch(&mut self.entries, rows, |_| 1, step),
+            Some(counts) => touch(&mut self.entries, rows, |i| counts[i], step),
+        }
     }
 
     /// Halves all occurrences `times` times, rounding up.
@@ -131,7 +135,12 @@ impl Rows {
     }
 }
 
-fn touch(entries: &mut [Entry], rows: &[u32], step: u64) -> (u64, u64) {
+fn touch(
+    entries: &mut [Entry],
+    rows: &[u32],
+    count: impl Fn(usize) -> u64,
+    step: u64,
+) -> (u64, u64) {
     let (mut hits, mut first) = (0, 0);
     for (i, &row) in rows.iter().enumerate() {
         if let Some(&ahead) = rows.get(i + AHEAD) {
@@ -140,7 +149,7 @@ fn touch(entries: &mut [Entry], rows: &[u32], step: u64) -> (u64, u64) {
         if let Some(entry) = entries.get_mut(row as usize) {
             first += u64::from(entry.seen_step != step);
             entry.seen_step = step;
-            entry.occurrences = entry.occurrences.saturating_add(1);
+            entry.occurrences = entry.occurrences.saturating_add(count(i));
             hits += 1;
         }
     }

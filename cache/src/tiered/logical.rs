@@ -1,4 +1,5 @@
-//! Reading and writing ranges of rows wherever they are: for checkpoints, exports and first fills.
+//! Reading and writing rows wherever they are, by range or as a list: for checkpoints, exports and
+//! first fills.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use super::shared::{Absent, Shared, State};
 use super::tier::{DIRTY, Moving};
 use crate::index::Index;
 use crate::ops::NO_SLOT;
-use crate::resident::check_range;
+use crate::resident::{check_listed, check_range};
 use crate::{Plane, Result, RowLayout, RowOps};
 
 /// Bytes of rows handled in one go.
@@ -36,9 +37,8 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn new(shared: &Shared, rows: Range<u64>) -> Result<Self> {
+    fn new(shared: &Shared, rows: Vec<u64>) -> Result<Self> {
         let state = shared.state()?;
-        let rows: Vec<u64> = rows.collect();
         let mut found = vec![0; rows.len()];
         state.device.find(&rows, &mut found);
         let slot = |&slot: &u32| if slot == Index::NONE { NO_SLOT } else { u64::from(slot) };
@@ -100,37 +100,77 @@ impl<D: RowOps> Tiered<D> {
         if row_bytes == 0 {
             return Ok(());
         }
-        let (mut gathered, mut block) = (Vec::new(), Block::default());
+        let mut block = Block::default();
         for part in chunks(rows, shared.chunk_rows(), row_bytes) {
             let to = &mut bytes[part.bytes];
-            let chunk = Chunk::new(shared, part.rows)?;
-            gathered.resize(chunk.slots.len() * row_bytes, 0);
-            let buffer = match plane {
-                Plane::Weights => &self.weights,
-                Plane::State => &self.state,
-            };
-            device
-                .gather_rows(stream, buffer, &chunk.slots, row_bytes, &mut gathered)
-                .map_err(|error| shared.poison("copy rows from the device", error))?;
-            for (from, &i) in gathered.chunks_exact(row_bytes).zip(&chunk.in_device) {
-                nth_mut(to, i, row_bytes).copy_from_slice(from);
-            }
-            let host = shared.host();
-            for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
-                nth_mut(to, i, row_bytes).copy_from_slice(host.row(plane, slot));
-            }
-            drop(host);
-            let below = chunk.rows_below();
-            block.reserve(layout, below.len());
-            let read = shared.read_below(&below, |rows| block.rows_mut(layout, 0..rows))?;
-            let planes = block.rows(layout, 0..below.len());
-            let from = match plane {
-                Plane::Weights => planes.weights,
-                Plane::State => planes.state,
-            };
-            for (from, &i) in from.chunks_exact(row_bytes).zip(&read.order) {
-                nth_mut(to, chunk.absent.below[i], row_bytes).copy_from_slice(from);
-            }
+            self.read_chunk(device, stream, plane, part.rows.collect(), to, &mut block)?;
+        }
+        Ok(())
+    }
+
+    /// See [`RowStore::read_listed`](crate::RowStore::read_listed).
+    pub(super) fn read_list(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: &[u64],
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        check_listed("read", shared.rows(), shared.layout, plane, rows, bytes.len())?;
+        drop(shared.state()?);
+        let row_bytes = shared.layout.row_bytes(plane);
+        if row_bytes == 0 {
+            return Ok(());
+        }
+        let (each, mut block) = (shared.chunk_rows(), Block::default());
+        for (rows, to) in rows.chunks(each).zip(bytes.chunks_mut(each * row_bytes)) {
+            self.read_chunk(device, stream, plane, rows.to_vec(), to, &mut block)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a plane of some rows; `block` is memory to work in.
+    fn read_chunk(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: Vec<u64>,
+        to: &mut [u8],
+        block: &mut Block,
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let layout = shared.layout;
+        let row_bytes = layout.row_bytes(plane);
+        let chunk = Chunk::new(shared, rows)?;
+        let mut gathered = vec![0; chunk.slots.len() * row_bytes];
+        let buffer = match plane {
+            Plane::Weights => &self.weights,
+            Plane::State => &self.state,
+        };
+        device
+            .gather_rows(stream, buffer, &chunk.slots, row_bytes, &mut gathered)
+            .map_err(|error| shared.poison("copy rows from the device", error))?;
+        for (from, &i) in gathered.chunks_exact(row_bytes).zip(&chunk.in_device) {
+            nth_mut(to, i, row_bytes).copy_from_slice(from);
+        }
+        let host = shared.host();
+        for (&slot, &i) in chunk.absent.host_slots.iter().zip(&chunk.absent.in_host) {
+            nth_mut(to, i, row_bytes).copy_from_slice(host.row(plane, slot));
+        }
+        drop(host);
+        let below = chunk.rows_below();
+        block.reserve(layout, below.len());
+        let read = shared.read_below(&below, |rows| block.rows_mut(layout, 0..rows))?;
+        let planes = block.rows(layout, 0..below.len());
+        let from = match plane {
+            Plane::Weights => planes.weights,
+            Plane::State => planes.state,
+        };
+        for (from, &i) in from.chunks_exact(row_bytes).zip(&read.order) {
+            nth_mut(to, chunk.absent.below[i], row_bytes).copy_from_slice(from);
         }
         Ok(())
     }
@@ -158,7 +198,7 @@ impl<D: RowOps> Tiered<D> {
         let start = rows.start;
         for part in chunks(rows, self.shared.chunk_rows(), 1) {
             let of_part = given.rows(layout, part.rows.start - start..part.rows.end - start);
-            written = self.write_chunk(device, stream, part.rows, of_part);
+            written = self.write_chunk(device, stream, part.rows.collect(), of_part);
             if written.is_err() {
                 break;
             }
@@ -168,11 +208,38 @@ impl<D: RowOps> Tiered<D> {
         written
     }
 
+    /// See [`RowStore::write_listed`](crate::RowStore::write_listed); otherwise as
+    /// [`Tiered::write_range`].
+    pub(super) fn write_list(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: &[u64],
+        given: Given<'_>,
+    ) -> Result<()> {
+        let layout = self.shared.layout;
+        for (plane, bytes) in given.planes() {
+            check_listed("write", self.shared.rows(), layout, plane, rows, bytes.len())?;
+        }
+        drop(self.shared.state()?);
+        if given.planes().all(|(plane, _)| layout.row_bytes(plane) == 0) {
+            return Ok(());
+        }
+        let (each, mut start) = (self.shared.chunk_rows(), 0);
+        let written = rows.chunks(each).try_for_each(|rows| {
+            let of_part = given.rows(layout, start..start + rows.len() as u64);
+            start += rows.len() as u64;
+            self.write_chunk(device, stream, rows.to_vec(), of_part)
+        });
+        self.shared.lock().generation += 1;
+        written
+    }
+
     fn write_chunk(
         &mut self,
         device: &D,
         stream: &D::Stream,
-        rows: Range<u64>,
+        rows: Vec<u64>,
         given: Given<'_>,
     ) -> Result<()> {
         let shared = &*self.shared;

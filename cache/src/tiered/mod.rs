@@ -242,6 +242,28 @@ impl<D: RowOps> RowStore<D> for Tiered<D> {
         self.write_range(device, stream, rows, given)
     }
 
+    fn read_listed(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        plane: Plane,
+        rows: &[u64],
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        self.read_list(device, stream, plane, rows, bytes)
+    }
+
+    fn write_listed(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        rows: &[u64],
+        weights: Option<&[u8]>,
+        state: Option<&[u8]>,
+    ) -> Result<()> {
+        self.write_list(device, stream, rows, Given { weights, state })
+    }
+
     fn flush(&mut self, device: &D, stream: &D::Stream) -> Result<()> {
         self.flush_all(device, stream)
     }

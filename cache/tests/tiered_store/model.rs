@@ -21,6 +21,8 @@ enum Call {
     Read(Plane, u64, u64),
     Write(Plane, u64, u64),
     WriteRows(u64, u64),
+    ReadListed(Plane, BTreeSet<u64>),
+    WriteListed(Option<Plane>, BTreeSet<u64>),
     Hint(BTreeSet<u64>, u32),
     Flush,
 }
@@ -41,6 +43,8 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (plane(), 0..=ROWS, 0..=ROWS).prop_map(|(p, a, b)| Call::Read(p, a.min(b), a.max(b))),
         2 => (plane(), 0..=ROWS, 0..=ROWS).prop_map(|(p, a, b)| Call::Write(p, a.min(b), a.max(b))),
         2 => (0..=ROWS, 0..=ROWS).prop_map(|(a, b)| Call::WriteRows(a.min(b), a.max(b))),
+        1 => (plane(), some()).prop_map(|(p, rows)| Call::ReadListed(p, rows)),
+        2 => (prop::option::of(plane()), some()).prop_map(|(p, rows)| Call::WriteListed(p, rows)),
         1 => (some(), 0u32..6).prop_map(|(rows, ahead)| Call::Hint(rows, ahead)),
         1 => Just(Call::Flush),
     ]
@@ -116,6 +120,12 @@ fn run(world: &mut World, held: &mut Held, call: Call) {
         Call::Read(plane, start, end) => world.read(plane, start..end),
         Call::Write(plane, start, end) => world.write(plane, start..end).unwrap(),
         Call::WriteRows(start, end) => world.write_rows(start..end).unwrap(),
+        Call::ReadListed(plane, rows) => {
+            world.read_listed(plane, &rows.into_iter().collect::<Vec<_>>());
+        }
+        Call::WriteListed(plane, rows) => {
+            world.write_listed(plane, &rows.into_iter().collect::<Vec<_>>()).unwrap();
+        }
         Call::Hint(rows, ahead) => {
             world.store.hint_next_use(&rows.into_iter().collect::<Vec<_>>(), ahead);
         }

@@ -246,6 +246,37 @@ impl World {
         Ok(())
     }
 
+    /// Writes new bytes to one plane, or both, of some rows.
+    pub fn write_listed(&mut self, plane: Option<Plane>, rows: &[u64]) -> Result<()> {
+        let version = self.next_version;
+        self.next_version += 1;
+        let bytes = |of: Plane| {
+            let is_given = plane.is_none_or(|plane| plane == of);
+            is_given.then(|| -> Vec<u8> {
+                rows.iter().flat_map(|&row| bytes_of(LAYOUT, of, row, version)).collect()
+            })
+        };
+        let (weights, state) = (bytes(Plane::Weights), bytes(Plane::State));
+        let (cpu, stream) = (&self.cpu, &self.stream);
+        self.store.write_listed(cpu, stream, rows, weights.as_deref(), state.as_deref())?;
+        for &row in rows {
+            let versions = self.versions.entry(row).or_default();
+            match plane {
+                Some(plane) => versions[plane as usize] = version,
+                None => *versions = [version; 2],
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a plane of some rows and holds it against the model.
+    pub fn read_listed(&self, plane: Plane, rows: &[u64]) {
+        let mut bytes = vec![0xEE; rows.len() * LAYOUT.row_bytes(plane)];
+        self.store.read_listed(&self.cpu, &self.stream, plane, rows, &mut bytes).unwrap();
+        let wanted: Vec<u8> = rows.iter().flat_map(|&row| self.wanted(plane, row)).collect();
+        assert_eq!(bytes, wanted);
+    }
+
     /// Reads a plane of a range and holds it against the model.
     pub fn read(&self, plane: Plane, rows: Range<u64>) {
         let mut bytes = vec![0xEE; (rows.end - rows.start) as usize * LAYOUT.row_bytes(plane)];

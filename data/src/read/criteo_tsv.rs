@@ -1,7 +1,8 @@
 //! `criteo-tsv`: label, integers i1..i13, hex categories c1..c26, tab-separated, one sample a line.
 //!
 //! A missing integer is 0, and `ln(1 + max(x, 0))` is applied by the chain. A category's hex value
-//! goes to row [`category_row`](crate::category_row), a missing one to row 0. Features are chosen
+//! goes to row [`category_row`](crate::category_row), a missing one to row 0; a feature of raw ids
+//! keeps the value, and a missing one is 2^64 - 1, which is no category then. Features are chosen
 //! by name, so a schema may name any of them in any order; columns that it does not name are
 //! counted but not looked at.
 
@@ -14,7 +15,7 @@ use super::lines::{Line, Lines};
 use super::{FileReader, Unit};
 use crate::batch::{BatchBuilder, Numbering, Origin, SourceFile};
 use crate::hash::CategoryRows;
-use crate::{DataError, Place, Result, SourceSpec, Values};
+use crate::{DataError, FeatureSpec, Place, Result, SourceSpec, Values};
 
 /// Integer columns, i1 to i13.
 pub(crate) const INTEGERS: usize = 13;
@@ -83,8 +84,18 @@ struct Plan {
 #[derive(Clone, Copy)]
 struct FeaturePlan {
     column: usize,
-    /// Rows to place categories in, one a sample; `None` keeps their own values.
-    rows: Option<CategoryRows>,
+    ids: Ids,
+}
+
+/// What ids categories become.
+#[derive(Clone, Copy)]
+enum Ids {
+    /// Rows to place them in, one a sample.
+    Rows(CategoryRows),
+    /// Their own values, one a sample; a missing one has an id of its own.
+    Raw,
+    /// Their own values; a missing one leaves the bag empty.
+    Verbatim,
 }
 
 impl Plan {
@@ -103,14 +114,18 @@ impl Plan {
                     feature.name
                 ))
             })?;
-            let rows = (spec.values != Values::Verbatim).then_some(feature.rows);
-            if rows.is_some_and(|rows| rows < 2) {
-                return Err(DataError::spec(format!(
-                    "feature {}: {} rows; criteo-tsv needs at least 2, row 0 being for missing categories",
-                    feature.name, feature.rows
-                )));
-            }
-            Ok(FeaturePlan { column, rows: rows.map(CategoryRows::new) })
+            let ids = match feature.rows {
+                _ if spec.values == Values::Verbatim => Ids::Verbatim,
+                _ if feature.raw_ids => Ids::Raw,
+                2.. => Ids::Rows(CategoryRows::new(feature.rows)),
+                rows => {
+                    return Err(DataError::spec(format!(
+                        "feature {}: {rows} rows; criteo-tsv needs at least 2, row 0 being for missing categories",
+                        feature.name
+                    )));
+                }
+            };
+            Ok(FeaturePlan { column, ids })
         });
         Ok(Self {
             dense: dense.collect::<Result<_>>()?,
@@ -141,7 +156,7 @@ impl FileReader for CriteoFile {
             return Err(empty(&self.path));
         }
         for (feature, builder) in self.plan.features.iter().zip(&mut out.features) {
-            if feature.rows.is_some() {
+            if !matches!(feature.ids, Ids::Verbatim) {
                 builder.end_bags(got, 1);
             }
         }
@@ -230,11 +245,18 @@ fn parse_line(
                 })?
             }
         };
-        match &feature.rows {
+        match &feature.ids {
             // A missing category, which was read as 0, goes to row 0 without a branch: in many
             // columns as good as every second one is missing.
-            Some(rows) => builder.push_id((rows.row(category) * u64::from(len > 0)) as i64),
-            None => {
+            Ids::Rows(rows) => builder.push_id((rows.row(category) * u64::from(len > 0)) as i64),
+            Ids::Raw if len == 0 => builder.push_id(FeatureSpec::MISSING),
+            Ids::Raw if category == u64::MAX => {
+                let needed = "a category of raw ids: 2^64 - 1 stands for a missing one";
+                let field = fields.bytes(line, feature.column);
+                return Err(Fault::value(feature.column, field, needed));
+            }
+            Ids::Raw => builder.push_id(category as i64),
+            Ids::Verbatim => {
                 if len > 0 {
                     builder.push_id(category as i64);
                 }

@@ -45,7 +45,8 @@ fn unit(directory: &Path, day: &str, schema: &Schema) -> Result<Unit> {
         SourceFile { path: directory.join(format!("day_{day}")).into(), numbering: Numbering::Row };
     let samples = layouts.dense.rows;
     let path = file.path.to_path_buf();
-    let names: Vec<String> = schema.features.iter().map(|feature| feature.name.clone()).collect();
+    let names: Vec<(String, bool)> =
+        schema.features.iter().map(|feature| (feature.name.clone(), feature.raw_ids)).collect();
     let open = move || -> Result<Box<dyn FileReader>> {
         Ok(Box::new(DayReader {
             path: path.clone(),
@@ -106,7 +107,8 @@ impl Day {
 
 struct DayReader {
     path: PathBuf,
-    names: Vec<String>,
+    /// Name of each feature, and whether its ids are raw.
+    names: Vec<(String, bool)>,
     dense: Rows,
     labels: Rows,
     features: Vec<Rows>,
@@ -128,10 +130,10 @@ impl DayReader {
         for feature in 0..self.features.len() {
             let hots = self.features[feature].columns();
             self.scratch.clear();
-            match self.features[feature].read_i64(rows, &mut self.scratch)? {
+            let (name, raw) = &self.names[feature];
+            match self.features[feature].read_i64(rows, *raw, &mut self.scratch)? {
                 Ok(bytes) => self.bytes += bytes,
                 Err((at, value)) => {
-                    let name = &self.names[feature];
                     let reason = format!("id {value} is above 2^63 - 1");
                     return Err(self.bad_value(at / hots, name, reason));
                 }

@@ -274,17 +274,19 @@ impl Rows {
         Ok(bytes)
     }
 
-    /// Appends `rows` rows of integers to `out`; returns the bytes read, or the place in the rows
-    /// and the value of an unsigned integer above 2^63 - 1.
+    /// Appends `rows` rows of integers to `out`, unsigned ones by their bits; returns the bytes read,
+    /// or, unless `raw` allows them, the place in the rows and the value of one above 2^63 - 1.
     pub(super) fn read_i64(
         &mut self,
         rows: usize,
+        raw: bool,
         out: &mut Vec<i64>,
     ) -> Result<std::result::Result<u64, (usize, u64)>> {
         let bytes = self.fill(rows)?;
         let first = out.len();
         decode_i64(self.layout.element, &self.scratch, out);
         if self.layout.element == Element::Unsigned(8)
+            && !raw
             && let Some(at) = out[first..].iter().position(|value| *value < 0)
         {
             return Ok(Err((at, out[first + at] as u64)));

@@ -116,6 +116,8 @@ pub(super) struct Plan {
 #[derive(Clone)]
 pub(super) struct FeaturePlan {
     pub(super) ids: (usize, String),
+    /// Whether unsigned ids above 2^63 - 1 are their bits.
+    pub(super) raw: bool,
     pub(super) weights: Option<(usize, String)>,
 }
 
@@ -160,7 +162,7 @@ impl Plan {
                 true => Some(find(&feature.weights_column(), Kind::Weights)?),
                 false => None,
             };
-            features.push(FeaturePlan { ids, weights });
+            features.push(FeaturePlan { ids, raw: feature.raw_ids, weights });
         }
 
         // Numbers of columns in the file become numbers in the projected batches.

@@ -152,7 +152,10 @@ fn append_bags(
     for row in rows {
         let bag = feature.bags.range(row);
         let at = |column: &(usize, String), reason| Fault { row, column: column.1.clone(), reason };
-        let id = |place| feature.ids.get(place).map_err(|reason| at(&names.ids, reason));
+        let id = |place| {
+            let bits = if names.raw { feature.ids.bits(place) } else { None };
+            bits.map_or_else(|| feature.ids.get(place), Ok).map_err(|reason| at(&names.ids, reason))
+        };
         let (Some((weights, weight_bags)), Some(column)) = (&feature.weights, &names.weights)
         else {
             for place in bag {
@@ -201,6 +204,12 @@ impl Integers {
     fn new(array: &ArrayRef) -> std::result::Result<Self, arrow::error::ArrowError> {
         let values = cast(array, &DataType::Int64)?.as_primitive::<Int64Type>().clone();
         Ok(Self { values, unsigned: array.as_primitive_opt::<UInt64Type>().cloned() })
+    }
+
+    /// The bits of an unsigned integer.
+    fn bits(&self, place: usize) -> Option<i64> {
+        let unsigned = self.unsigned.as_ref()?;
+        unsigned.is_valid(place).then(|| unsigned.value(place) as i64)
     }
 
     fn get(&self, place: usize) -> std::result::Result<i64, String> {

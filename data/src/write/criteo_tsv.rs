@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 
 use super::{Output, Writer, check_shape, inexpressible};
 use crate::read::criteo_tsv::{COLUMNS, category_column, column_name, integer_column};
-use crate::{Batch, DataError, Format, Result, Schema};
+use crate::{Batch, DataError, FeatureSpec, Format, Result, Schema};
 
 const FORMAT: Format = Format::CriteoTsv;
 
@@ -104,6 +104,11 @@ impl CriteoWriter {
                 }
                 From::Feature(i) => match *batch.features()[i].bag(sample) {
                     [] => {}
+                    [id] if self.schema.features[i].raw_ids && self.ids == Ids::NotNegative => {
+                        if id.0 != FeatureSpec::MISSING {
+                            push(&mut self.text, format_args!("{:08x}", id.0));
+                        }
+                    }
                     [id] if id.0 < 0 && self.ids == Ids::NotNegative => {
                         return fail(format!("id {id} is negative"));
                     }

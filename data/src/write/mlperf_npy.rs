@@ -84,7 +84,7 @@ impl MlperfWriter {
         let [dense, labels, archive] =
             ENDINGS.map(|ending| directory.join(format!("day_0_{ending}")));
         let features = schema.features.iter().enumerate().map(|(k, feature)| {
-            let wide = feature.rows > 1 << 31;
+            let wide = feature.raw_ids || feature.rows > 1 << 31;
             let array = Array::create(&array_path(directory, k), if wide { "<i8" } else { "<i4" })?;
             Ok(FeatureArray { array, wide, hots: None })
         });

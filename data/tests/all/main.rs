@@ -6,6 +6,7 @@ mod common;
 mod criteo_naive;
 mod mlperf;
 mod parquet;
+mod raw_ids;
 mod real_data;
 mod round_trips;
 mod streams;

@@ -93,11 +93,12 @@ fn normal_pair(a: u32, b: u32) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Pooling, SparseOptimizer};
+    use crate::{Pooling, SparseOptimizer, TableKind};
 
     fn table(init: Init, precision: Precision, rows: u64, dim: usize) -> TableSpec {
         TableSpec {
             name: "t".into(),
+            kind: TableKind::Static,
             rows,
             dim,
             precision,

@@ -172,6 +172,15 @@ impl CpuLookup {
         self.gradients(part, 0..part.rows().len(), (part.rows(), &[]), &[], grad, stride)
     }
 
+    /// How many rows of a part an update may move: all but the row of zeros of a dynamic table,
+    /// which is its last.
+    fn moved(&self, part: &Part) -> usize {
+        let (table, rows) = (&self.schema.tables()[part.table()], part.rows());
+        let last = self.host.rows_of(part.table(), &rows[rows.len().saturating_sub(1)..]);
+        let is_zeros = table.is_dynamic() && last.first() == Some(&table.rows);
+        rows.len() - usize::from(is_zeros)
+    }
+
     /// The rows of each part that are in reach.
     fn in_reach(&self, cpu: &Cpu, reach: &[Reach<'_>]) -> Vec<InReach<'_>> {
         let parts = self.groups(cpu).parts().iter();
@@ -432,6 +441,8 @@ impl LookupOps for Cpu {
 
     fn number_rows(&self, schema: &Schema, which: &[bool], lookup: &mut HostLookup) {
         // Each table with its features' rows, taken out of the lookup and put back.
+        let ends: Vec<u64> =
+            (0..schema.tables().len()).map(|table| lookup.key_end(schema, table)).collect();
         let mut work: Vec<(usize, Vec<Vec<Row>>, Vec<u64>)> = (0..schema.tables().len())
             .filter(|&table| which[table])
             .map(|table| {
@@ -440,7 +451,7 @@ impl LookupOps for Cpu {
             })
             .collect();
         let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
-            *unique = group::deduplicate(features, schema.tables()[*table].rows);
+            *unique = group::deduplicate(features, ends[*table]);
         };
         let ids = work.iter().flat_map(|(_, features, _)| features).map(Vec::len).sum::<usize>();
         if self.threads() > 1 && ids as u64 >= INLINE_NUMBERS {
@@ -632,7 +643,7 @@ impl LookupOps for Cpu {
         Ok(lookup.each_part(self, work, |parts, owners| {
             let mut sums = vec![0.0f64; lookup.schema.tables().len()];
             for (part, owner) in parts.iter().zip(owners) {
-                for norm in &owner.norms {
+                for norm in &owner.norms[..lookup.moved(part)] {
                     sums[part.table()] += norm;
                 }
             }

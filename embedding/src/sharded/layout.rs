@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tessera_cache::owner_of;
+
 use crate::plan::{Plan, Route, Sharding, TablePlan};
 use crate::{EmbeddingError, Result, RowSum, Schema, TableSpec};
 
@@ -21,6 +23,36 @@ pub(super) struct TableLayout {
     /// The rank that holds each block: `column block * row blocks + row block`. Of a replicated
     /// table, one block that every rank holds.
     owners: Vec<usize>,
+}
+
+/// Which block of rows an id belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cut<'a> {
+    /// Ids are rows, and blocks ranges of them.
+    Rows(&'a [Range<u64>]),
+    /// As many blocks, to which ids go by their hashes.
+    Hash(usize),
+}
+
+impl Cut<'_> {
+    /// Number of blocks.
+    pub(super) fn blocks(self) -> usize {
+        match self {
+            Self::Rows(blocks) => blocks.len(),
+            Self::Hash(blocks) => blocks,
+        }
+    }
+
+    /// What an id is called in block `block`, if it belongs there.
+    pub(super) fn within(self, block: usize, id: u64) -> Option<u64> {
+        match self {
+            Self::Rows(blocks) => {
+                let rows = &blocks[block];
+                rows.contains(&id).then(|| id - rows.start)
+            }
+            Self::Hash(blocks) => (owner_of(id, blocks as u64) == block as u64).then_some(id),
+        }
+    }
 }
 
 /// A block of a table.
@@ -56,6 +88,13 @@ impl TableLayout {
             block.iter().map(|shard| shard.rows.clone()).collect::<Vec<_>>()
         };
         let row_blocks = blocks.first().map(|block| rows_of(block)).unwrap_or_default();
+        if table.is_dynamic() && row_blocks.iter().any(Range::is_empty) {
+            return Err(format!(
+                "{} rows leave a rank without any, and ids go to all: give it more rows, or cut \
+                 them less",
+                table.rows
+            ));
+        }
         if blocks.iter().any(|block| rows_of(block) != row_blocks) {
             return Err("its blocks of columns are cut at different rows".to_owned());
         }
@@ -72,6 +111,11 @@ impl TableLayout {
             column_blocks: blocks.iter().map(|block| block[0].columns.clone()).collect(),
             owners: plan.shards.iter().map(|shard| shard.rank).collect(),
         })
+    }
+
+    /// How the ids of a table that `is_dynamic` or not are cut.
+    pub(super) fn cut(&self, is_dynamic: bool) -> Cut<'_> {
+        if is_dynamic { Cut::Hash(self.row_blocks.len()) } else { Cut::Rows(&self.row_blocks) }
     }
 
     /// Whether the optimizer's sum over a row needs what other ranks have of it.

@@ -31,7 +31,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tessera_cache::StoreStats;
+use tessera_cache::{IdMapStats, StoreStats};
 use tessera_comm::{Codec, Communicator};
 use tessera_data::Jagged;
 
@@ -58,6 +58,8 @@ pub struct Held<D: LookupOps> {
     piece: Piece,
     rows: Range<u64>,
     columns: Range<usize>,
+    /// Blocks of rows that the table is cut into.
+    row_blocks: usize,
     replicated: bool,
     /// Its rows and columns as table 0 of a collection of its own.
     pub store: EmbeddingCollection<D>,
@@ -80,6 +82,13 @@ impl<D: LookupOps> Held<D> {
     #[must_use]
     pub fn columns(&self) -> Range<usize> {
         self.columns.clone()
+    }
+
+    /// Which of the table's blocks of rows it holds, and how many there are: of a dynamic table, the
+    /// ids that [`tessera_cache::owner_of`] gives the block.
+    #[must_use]
+    pub fn block(&self) -> (usize, usize) {
+        (self.piece.row_block, self.row_blocks)
     }
 
     /// Whether every rank holds the same.
@@ -254,14 +263,16 @@ impl<D: LookupOps> ShardedCollection<D> {
                 let table = &layout.tables[piece.table];
                 let rows = table.row_blocks[piece.row_block].clone();
                 let columns = table.column_blocks[piece.column_block].clone();
-                let replicated = table.replicated;
+                let (row_blocks, replicated) = (table.row_blocks.len(), table.replicated);
                 let (device, pool) = (device.clone(), pool.clone());
                 let store = EmbeddingCollection::of_schema(device, stream, part, &[place], pool)?;
-                Ok(Held { piece, rows, columns, replicated, store })
+                Ok(Held { piece, rows, columns, row_blocks, replicated, store })
             })
             .collect::<Result<_>>()?;
-        let moving = vec![false; schema.tables().len()].into(); // those of `held` have their own
-        let resolver = Resolver { device, schema, scratch: Arc::default(), moving };
+        // Those of `held` have their own.
+        let moving = vec![false; schema.tables().len()].into();
+        let maps = schema.tables().iter().map(|_| None).collect();
+        let resolver = Resolver { device, schema, scratch: Arc::default(), moving, maps };
         let spare = Arc::new(Pool::new());
         let (keys, gradients) = (ranks.duplicate("keys")?, ranks.duplicate("gradients")?);
         let router =
@@ -291,6 +302,15 @@ impl<D: LookupOps> ShardedCollection<D> {
     #[must_use]
     pub fn ranks(&self) -> &Communicator {
         &self.ranks
+    }
+
+    /// Blocks of rows that a table is cut into.
+    ///
+    /// # Panics
+    /// When there is no such table.
+    #[must_use]
+    pub fn row_blocks(&self, table: usize) -> usize {
+        self.layout.tables[table].row_blocks.len()
     }
 
     /// What this rank holds of the tables, in their order.
@@ -330,6 +350,26 @@ impl<D: LookupOps> ShardedCollection<D> {
         self.router.fetchers().fetch(routed)?;
         let mut pairs = self.held.iter_mut().zip(&mut routed.asked);
         pairs.try_for_each(|(held, asked)| held.store.hold(stream, &mut asked.lookup))
+    }
+
+    /// What became of the ids of a dynamic table that all ranks asked of this one; `None` where it
+    /// holds none of it.
+    #[must_use]
+    pub fn id_stats(&self, routed: &Routed<D>, table: usize) -> Option<IdMapStats> {
+        // Pieces with other columns of the same rows do the same.
+        let pairs = self.held.iter().zip(&routed.asked);
+        let of_table = pairs.filter(|(held, _)| held.piece.table == table);
+        let all = of_table
+            .filter_map(|(held, asked)| Some((held.piece.row_block, *asked.lookup.id_stats(0)?)));
+        let mut sum = IdMapStats::default();
+        let mut blocks = Vec::new();
+        for (block, stats) in all {
+            if !blocks.contains(&block) {
+                blocks.push(block);
+                sum += stats;
+            }
+        }
+        (!blocks.is_empty()).then_some(sum)
     }
 
     /// What the stores of this rank's pieces of a table did so far; of rows that stay in device

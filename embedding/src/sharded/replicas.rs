@@ -78,6 +78,15 @@ impl<D: LookupOps> ShardedCollection<D> {
     /// Errors: [`EmbeddingError::Comm`] when they have different plans, places in their groups,
     /// tables or intervals.
     pub fn with_replicas(mut self, replicas: Communicator, sync_every: NonZeroU64) -> Result<Self> {
+        let dynamic = self.schema().tables().iter().filter(|table| table.is_dynamic());
+        let faults: Vec<String> = dynamic
+            .map(|table| {
+                format!("table {} is dynamic: groups would keep rows of different ids", table.name)
+            })
+            .collect();
+        if !faults.is_empty() {
+            return Err(EmbeddingError::Spec { faults });
+        }
         let place = [self.plan_hash, self.ranks.rank() as u64, sync_every.get()];
         let what = "plan, place in the group and sync_every of replicas";
         replicas.agree(what, bytemuck::bytes_of(&place)).wait()?;

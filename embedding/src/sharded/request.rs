@@ -4,17 +4,22 @@
 //! unique route: the batch's different rows, each a bag of one; the asker pools what comes back
 //! pooled route: the batch's bags as far as they lie in the block, with their weights; the asker
 //!               adds the blocks' sums
+//! dynamic table: ids, not rows, go to the block that their hashes say; on the unique route with the
+//!               number of their occurrences where admission or eviction count them
 //! message, for each piece of the rank it goes to:
 //!     bags, ids, flags; lengths of bags if pooled; rows within the block; weights, as bits of
-//!     float32, if weighted; marks of bags if the batch is cut into micro-batches
+//!     float32, if weighted; occurrences if counted; marks of bags if the batch is cut into
+//!     micro-batches
 //! ```
 //! Either way what comes back is one vector a bag. The asker sees these vectors as the rows of a
 //! small table, the *fetched* table, and its batch as bags of that table.
 
 use std::ops::Range;
 
+use tessera_cache::owner_of;
 use tessera_data::{Jagged, RawId};
 
+use super::layout::Cut;
 use super::micro::Marks;
 use crate::{EmbeddingError, FeatureRows, Pooling, Result, Row};
 
@@ -25,11 +30,14 @@ pub(super) struct BlockBags {
     lengths: Option<Vec<u64>>,
     rows: Vec<u64>,
     weights: Option<Vec<f32>>,
+    /// For how many occurrences each row stands, where the owner wants to know.
+    counts: Option<Vec<u64>>,
 }
 
 const POOLED: u64 = 1;
 const WEIGHTED: u64 = 2;
 const MARKED: u64 = 4;
+const COUNTED: u64 = 8;
 
 impl BlockBags {
     /// Number of bags.
@@ -41,11 +49,13 @@ impl BlockBags {
     fn encode(&self, marks: &Marks, message: &mut Vec<u64>) {
         let flags = if self.lengths.is_some() { POOLED } else { 0 }
             | if self.weights.is_some() { WEIGHTED } else { 0 }
-            | if marks.first.is_empty() { 0 } else { MARKED };
+            | if marks.first.is_empty() { 0 } else { MARKED }
+            | if self.counts.is_some() { COUNTED } else { 0 };
         message.extend([self.bags() as u64, self.rows.len() as u64, flags]);
         message.extend(self.lengths.iter().flatten());
         message.extend_from_slice(&self.rows);
         message.extend(self.weights.iter().flatten().map(|weight| u64::from(weight.to_bits())));
+        message.extend(self.counts.iter().flatten());
         marks.encode(message);
     }
 }
@@ -58,6 +68,8 @@ pub(super) struct Gathered {
     weights: Vec<f32>,
     /// Bags of each rank.
     pub(super) counts: Vec<usize>,
+    /// Occurrences of each id, if they are counted.
+    pub(super) occurrences: Vec<u64>,
     /// Of all bags.
     pub(super) marks: Marks,
 }
@@ -95,6 +107,9 @@ impl Gathered {
         self.ids.extend(rows.iter().map(|&row| RawId(row as i64)));
         if flags & WEIGHTED != 0 {
             self.weights.extend(next(ids)?.iter().map(|&bits| f32::from_bits(bits as u32)));
+        }
+        if flags & COUNTED != 0 {
+            self.occurrences.extend_from_slice(next(ids)?);
         }
         let bags = bags as usize;
         if flags & MARKED != 0 {
@@ -137,26 +152,52 @@ impl TableRequest {
             let first = unique.partition_point(|&row| row < range.start);
             let end = unique.partition_point(|&row| row < range.end);
             let rows = unique[first..end].iter().map(|row| row - range.start).collect();
-            BlockBags { lengths: None, rows, weights: None }
+            BlockBags { rows, ..BlockBags::default() }
         };
         Self { blocks: row_blocks.iter().map(block).collect(), marks: Marks::default() }
+    }
+
+    /// Asks for the rows of `unique` ids, whose numbers `features` hold and which occur as often as
+    /// `counts` says, if it matters, of a table cut into `blocks` by hash. The numbers become rows
+    /// of the fetched table.
+    pub(super) fn unique_ids(
+        unique: &[u64],
+        counts: Option<&[u64]>,
+        blocks: usize,
+        features: &mut [&mut FeatureRows],
+    ) -> Self {
+        let empty = || BlockBags { counts: counts.map(|_| Vec::new()), ..BlockBags::default() };
+        let mut all: Vec<BlockBags> = (0..blocks).map(|_| empty()).collect();
+        let mut places = Vec::with_capacity(unique.len()); // (block, place in it)
+        for (i, &id) in unique.iter().enumerate() {
+            let owner = owner_of(id, blocks as u64) as usize;
+            let block = &mut all[owner];
+            places.push((owner, block.rows.len()));
+            block.rows.push(id);
+            if let (Some(to), Some(counts)) = (&mut block.counts, counts) {
+                to.push(counts[i]);
+            }
+        }
+        let request = Self { blocks: all, marks: Marks::default() };
+        let firsts: Vec<usize> = (0..blocks).map(|block| request.rows_of(block).start).collect();
+        for row in features.iter_mut().flat_map(|feature| &mut feature.rows) {
+            let (owner, place) = places[row.0 as usize];
+            row.0 = (firsts[owner] + place) as u64;
+        }
+        request
     }
 
     /// Asks for the sums of `features`' bags, and makes the features bags of the fetched table:
     /// a bag's sums over the blocks that it touches, in order. Under mean each sum is weighted by
     /// one over the bag's length.
-    pub(super) fn pooled(
-        features: &mut [FeatureRows],
-        pooling: Pooling,
-        row_blocks: &[Range<u64>],
-    ) -> Self {
+    pub(super) fn pooled(features: &mut [FeatureRows], pooling: Pooling, cut: Cut<'_>) -> Self {
         let weighted = features.iter().any(|feature| feature.weights.is_some());
         let empty = || BlockBags {
             lengths: Some(Vec::new()),
-            rows: Vec::new(),
             weights: weighted.then(Vec::new),
+            ..BlockBags::default()
         };
-        let mut blocks: Vec<BlockBags> = row_blocks.iter().map(|_| empty()).collect();
+        let mut blocks: Vec<BlockBags> = (0..cut.blocks()).map(|_| empty()).collect();
         // (block, bag of the block) of each sum, feature after feature.
         let mut sums: Vec<Vec<(usize, usize)>> = Vec::with_capacity(features.len());
         for feature in features.iter_mut() {
@@ -165,12 +206,11 @@ impl TableRequest {
             let mut scales = Vec::new();
             for pair in feature.offsets.windows(2) {
                 let bag = pair[0] as usize..pair[1] as usize;
-                for (index, (block, range)) in blocks.iter_mut().zip(row_blocks).enumerate() {
+                for (index, block) in blocks.iter_mut().enumerate() {
                     let before = block.rows.len();
                     for i in bag.clone() {
-                        let row = feature.rows[i].0;
-                        if range.contains(&row) {
-                            block.rows.push(row - range.start);
+                        if let Some(row) = cut.within(index, feature.rows[i].0) {
+                            block.rows.push(row);
                             if let Some(weights) = &mut block.weights {
                                 weights.push(feature.weights.as_ref().map_or(1.0, |w| w[i]));
                             }

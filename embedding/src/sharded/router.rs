@@ -20,7 +20,7 @@ use crate::plan::Route;
 use crate::resolve::check;
 use crate::{
     BadIdPolicy, EmbeddingCollection, FeatureRows, Fetchers, HostLookup, Init, Lookup, LookupOps,
-    Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableSpec,
+    Pooling, Precision, Resolver, Result, Schema, SparseOptimizer, TableKind, TableSpec,
 };
 
 /// Least rows of a fetched table: below, growing it costs more than it saves.
@@ -154,7 +154,7 @@ impl<D: LookupOps> Router<D> {
             request.marks = Marks::of(request.bags(), features, &micro);
         }
         let mut spare = self.spare(stream, &requests)?;
-        let asked = self.exchange_ids(stream, &requests, &mut spare.numbers)?;
+        let asked = self.exchange_ids(stream, &requests, batch.step, &mut spare.numbers)?;
         for (table, rows_read) in batch.rows_read.iter_mut().enumerate() {
             let features = schema.features_of(table).iter();
             *rows_read = features.map(|&f| batch.features[f].rows.len() as u64).sum();
@@ -194,10 +194,11 @@ impl<D: LookupOps> Router<D> {
         self.resolver.device.number_rows(schema, &unique, batch);
         (0..schema.tables().len())
             .map(|table| {
-                let blocks = &self.layout.tables[table].row_blocks;
+                let (spec, layout) = (&schema.tables()[table], &self.layout.tables[table]);
+                let numbered = batch.numbered[table].take();
                 // The numbers become rows of the fetched table.
-                if let Some(rows) = batch.numbered[table].take() {
-                    return TableRequest::unique(&rows, blocks);
+                if let (Some(rows), false) = (&numbered, spec.is_dynamic()) {
+                    return TableRequest::unique(rows, &layout.row_blocks);
                 }
                 let of_table = schema.features_of(table);
                 let empty = || FeatureRows { offsets: Vec::new(), rows: Vec::new(), weights: None };
@@ -205,8 +206,16 @@ impl<D: LookupOps> Router<D> {
                     .iter()
                     .map(|&f| std::mem::replace(&mut batch.features[f], empty()))
                     .collect();
-                let pooling = schema.tables()[table].pooling;
-                let request = TableRequest::pooled(&mut features, pooling, blocks);
+                let cut = layout.cut(spec.is_dynamic());
+                let request = match numbered {
+                    Some(ids) => {
+                        let counts = spec.counts_ids().then(|| counts(ids.len(), &features));
+                        let mut features: Vec<_> = features.iter_mut().collect();
+                        let counts = counts.as_deref();
+                        TableRequest::unique_ids(&ids, counts, cut.blocks(), &mut features)
+                    }
+                    None => TableRequest::pooled(&mut features, spec.pooling, cut),
+                };
                 for (&f, feature) in of_table.iter().zip(features) {
                     batch.features[f] = feature;
                 }
@@ -221,6 +230,7 @@ impl<D: LookupOps> Router<D> {
         &self,
         stream: &D::Stream,
         requests: &[TableRequest],
+        step: Option<u64>,
         numbers: &mut Vec<D::Buffer<f32>>,
     ) -> Result<Vec<Asked<D>>> {
         let mut message = self.ranks.buffer(0);
@@ -246,9 +256,13 @@ impl<D: LookupOps> Router<D> {
                 gathered.take(message, rank)?;
             }
             let (counts, marks) = (gathered.counts.clone(), std::mem::take(&mut gathered.marks));
+            let occurrences = std::mem::take(&mut gathered.occurrences);
+            let occurrences = (!occurrences.is_empty()).then_some(&occurrences[..]);
             let bags = gathered.into_jagged()?;
             // Ids were checked by who asked; a broken message would be seen here.
-            let lookup = held.resolver.resolve(stream, vec![bags], BadIdPolicy::Error)?;
+            let mut batch = held.resolver.check(vec![bags], BadIdPolicy::Error)?;
+            batch.step = step;
+            let lookup = held.resolver.route_counted(stream, batch, occurrences)?;
             let needed = lookup.bags() * held.columns;
             let numbers = match old.next() {
                 Some(numbers) if numbers.len() >= needed => numbers,
@@ -277,6 +291,7 @@ impl<D: LookupOps> Router<D> {
         let tables = schema.tables().iter().zip(requests).zip(&self.layout.tables);
         let tables = tables
             .map(|((table, request), layout)| TableSpec {
+                kind: TableKind::Static,
                 rows: (rows_of(request) * 5 / 4).max(FETCHED_ROWS_MIN),
                 precision: Precision::Fp32,
                 pooling: match layout.route {
@@ -292,4 +307,13 @@ impl<D: LookupOps> Router<D> {
         let fetched = EmbeddingCollection::new(device, stream, tables, features, schema.seed())?;
         Ok(Spare { fetched, numbers, sums })
     }
+}
+
+/// How often each of `unique` numbers occurs.
+fn counts(unique: usize, features: &[FeatureRows]) -> Vec<u64> {
+    let mut counts = vec![0; unique];
+    for number in features.iter().flat_map(|feature| &feature.rows) {
+        counts[number.0 as usize] += 1;
+    }
+    counts
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use tessera_data::{Jagged, RawId};
 use tessera_device::{Cpu, CpuStream, Device, HostBuffer, Simd};
 use tessera_embedding::{
-    EmbeddingCollection, FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableSpec,
-    WeightDecay,
+    EmbeddingCollection, FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableKind,
+    TableSpec, WeightDecay,
 };
 
 /// The directory of golden values, or `None` where a bare checkout has none. Under CI it must be
@@ -53,6 +53,7 @@ pub fn stream(cpu: &Cpu) -> CpuStream {
 pub fn table(name: &str, rows: u64, dim: usize, optimizer: SparseOptimizer) -> TableSpec {
     TableSpec {
         name: name.into(),
+        kind: TableKind::Static,
         rows,
         dim,
         precision: Precision::Fp32,

@@ -3,6 +3,7 @@
 mod against_oracle;
 mod common;
 mod determinism;
+mod dynamic;
 mod edges;
 mod golden;
 mod oracle;

@@ -9,7 +9,7 @@ use tessera_device::{Cpu, CpuStream, Device};
 use tessera_embedding::plan::{Plan, Route, Shard, Sharding, TablePlan, column_cuts, row_cuts};
 use tessera_embedding::{
     BadIdPolicy, Clip, EmbeddingCollection, FeatureSpec, Init, Pooling, Precision,
-    ShardedCollection, SparseOptimizer, SparseStep, TableSpec, Tiers, WeightDecay,
+    ShardedCollection, SparseOptimizer, SparseStep, TableKind, TableSpec, Tiers, WeightDecay,
 };
 
 pub const SEED: u64 = 11;
@@ -62,6 +62,7 @@ pub fn case(samples: &[usize], precision: Precision, lengths_max: u64) -> Case {
     let tables: Vec<TableSpec> = (0..6)
         .map(|i| TableSpec {
             name: format!("t{i}"),
+            kind: TableKind::Static,
             rows: rows[i],
             dim: dims[i],
             precision,

@@ -4,6 +4,7 @@
 mod ahead;
 mod codecs;
 mod common;
+mod dynamic;
 mod moments;
 mod plans;
 mod replicas;

@@ -8,7 +8,7 @@
 use tessera_data::{Jagged, RawId};
 use tessera_embedding::plan::{Grid2d, Placement, Route, Sharding};
 use tessera_embedding::{
-    FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableSpec, WeightDecay,
+    FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableKind, TableSpec, WeightDecay,
 };
 
 use crate::common::{Case, Random, on_one_rank, plan};
@@ -20,6 +20,7 @@ const DIM: usize = 8;
 fn case_of(ids: &[u64], rows: u64, steps: usize, mut grad: impl FnMut(u64) -> f32) -> Case {
     let table = TableSpec {
         name: "t".into(),
+        kind: TableKind::Static,
         rows,
         dim: DIM,
         precision: Precision::Fp32,

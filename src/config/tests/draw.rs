@@ -139,7 +139,12 @@ impl Draw {
         } else {
             self.some(out, &["weighted = false", "pooling = \"mean\""]);
         }
-        self.some(out, &["precision = \"bf16\"", "sharding = \"row_wise\"", "kind = \"static\""]);
+        self.some(out, &["precision = \"bf16\"", "sharding = \"row_wise\""]);
+        if self.coin() {
+            self.dynamic(out);
+        } else {
+            self.some(out, &["kind = \"static\""]);
+        }
         let inits = [
             "",
             "kind = \"uniform\"",
@@ -165,6 +170,32 @@ impl Draw {
                 writeln!(out, "[table.optimizer]\nkind = \"{kind}\"").unwrap();
                 self.sparse(out, kind, true);
             }
+        }
+    }
+
+    fn dynamic(&mut self, out: &mut String) {
+        writeln!(out, "kind = \"dynamic\"").unwrap();
+        match self.pick(&["", "always", "count", "probability"]) {
+            "" => {}
+            "count" => {
+                writeln!(out, "[table.admission]\nkind = \"count\"").unwrap();
+                let options =
+                    ["n = 3", "sketch_ids = 1000", "sketch_delta = 0.01", "halve_every = 5000"];
+                self.some(out, &options);
+            }
+            "probability" => {
+                writeln!(out, "[table.admission]\nkind = \"probability\"\np = 0.25").unwrap();
+            }
+            kind => writeln!(out, "[table.admission]\nkind = \"{kind}\"").unwrap(),
+        }
+        match self.pick(&["", "lru", "lfu", "age", "none"]) {
+            "" => {}
+            "lfu" => {
+                writeln!(out, "[table.eviction]\nkind = \"lfu\"").unwrap();
+                self.some(out, &["halve_every = 100"]);
+            }
+            "age" => writeln!(out, "[table.eviction]\nkind = \"age\"\nsteps = 20").unwrap(),
+            kind => writeln!(out, "[table.eviction]\nkind = \"{kind}\"").unwrap(),
         }
     }
 

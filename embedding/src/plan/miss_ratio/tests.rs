@@ -177,6 +177,7 @@ fn tiers_in_training_hit_as_foretold() {
     for slots in [curve.batch_rows_max(), 150, 300, 600] {
         let table = TableSpec {
             name: "t".into(),
+            kind: crate::TableKind::Static,
             rows,
             dim: DIM,
             precision: Precision::Fp32,
