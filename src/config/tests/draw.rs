@@ -280,6 +280,8 @@ impl Draw {
                 "eval_every = 4",
                 "log_every = 5",
                 "checkpoint_every = 6",
+                "checkpoint_full_every = 3",
+                "checkpoint_cold = \"rows\"",
                 "keep = 7",
                 "window_steps = 8",
                 "on_nonfinite = \"skip\"",
