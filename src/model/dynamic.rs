@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use tessera_cache::{Admission, IdMap, IdMapOptions, IdMapState, SketchState, id_hash, owner_of};
-use tessera_embedding::{LookupOps, Schema, TableKind, TableSpec};
+use tessera_embedding::{Schema, TableKind, TableSpec};
 
-use super::tables::{Piece, Tables};
+use super::tables::Piece;
 use super::{Found, Model, ModelDevice};
 use crate::metrics::Metrics;
 use crate::tensors::{Block, Dtype, Stored, Tensor};
@@ -466,51 +466,5 @@ impl Source<'_> {
             Ok(SketchState { shape, sightings: clock[1], cells })
         };
         clocks.iter().enumerate().map(read).collect()
-    }
-}
-
-impl<D: LookupOps> Tables<D> {
-    /// The pieces of a dynamic table that this rank holds.
-    fn pieces(&self, table: usize) -> Vec<Piece> {
-        match self {
-            Self::Alone(tables) => {
-                let spec = &tables.schema().tables()[table];
-                vec![Piece {
-                    table,
-                    held: 0,
-                    block: 0,
-                    blocks: 1,
-                    rows: 0..spec.rows,
-                    columns: 0..spec.dim,
-                    writes: true,
-                }]
-            }
-            Self::Shared(tables) => {
-                let first = tables.ranks().rank() == 0;
-                let all = tables.held().iter().enumerate();
-                all.filter(|(_, held)| held.table() == table)
-                    .map(|(number, held)| {
-                        let (block, blocks) = held.block();
-                        Piece {
-                            table,
-                            held: number,
-                            block,
-                            blocks,
-                            rows: held.rows(),
-                            columns: held.columns(),
-                            writes: first || !held.replicated(),
-                        }
-                    })
-                    .collect()
-            }
-        }
-    }
-
-    /// Blocks of rows of a table.
-    fn row_blocks(&self, table: usize) -> usize {
-        match self {
-            Self::Alone(_) => 1,
-            Self::Shared(tables) => tables.row_blocks(table),
-        }
     }
 }

@@ -44,6 +44,50 @@ pub(super) struct Piece {
 }
 
 impl<D: LookupOps> Tables<D> {
+    /// The pieces of a dynamic table that this rank holds.
+    pub(super) fn pieces(&self, table: usize) -> Vec<Piece> {
+        match self {
+            Self::Alone(tables) => {
+                let spec = &tables.schema().tables()[table];
+                vec![Piece {
+                    table,
+                    held: 0,
+                    block: 0,
+                    blocks: 1,
+                    rows: 0..spec.rows,
+                    columns: 0..spec.dim,
+                    writes: true,
+                }]
+            }
+            Self::Shared(tables) => {
+                let first = tables.ranks().rank() == 0;
+                let all = tables.held().iter().enumerate();
+                all.filter(|(_, held)| held.table() == table)
+                    .map(|(number, held)| {
+                        let (block, blocks) = held.block();
+                        Piece {
+                            table,
+                            held: number,
+                            block,
+                            blocks,
+                            rows: held.rows(),
+                            columns: held.columns(),
+                            writes: first || !held.replicated(),
+                        }
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// Blocks of rows of a table.
+    pub(super) fn row_blocks(&self, table: usize) -> usize {
+        match self {
+            Self::Alone(_) => 1,
+            Self::Shared(tables) => tables.row_blocks(table),
+        }
+    }
+
     /// The collection that keeps a piece, and the table's number in it.
     pub(super) fn of_piece(&self, piece: &Piece) -> (&EmbeddingCollection<D>, usize) {
         match self {
