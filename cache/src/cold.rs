@@ -21,6 +21,24 @@ pub struct PlanesMut<'a> {
     pub state: &'a mut [u8],
 }
 
+impl<'a> PlanesMut<'a> {
+    /// Pieces of `rows` rows, at least 1, the last one of what is left.
+    pub(crate) fn pieces(self, layout: RowLayout, rows: usize) -> Vec<PlanesMut<'a>> {
+        let (mut weights, mut state) = (self.weights, self.state);
+        let mut pieces = Vec::new();
+        while !(weights.is_empty() && state.is_empty()) {
+            let at = (rows * layout.weight_bytes).min(weights.len());
+            let (piece_weights, rest) = weights.split_at_mut(at);
+            weights = rest;
+            let at = (rows * layout.state_bytes).min(state.len());
+            let (piece_state, rest) = state.split_at_mut(at);
+            state = rest;
+            pieces.push(PlanesMut { weights: piece_weights, state: piece_state });
+        }
+        pieces
+    }
+}
+
 /// Rows below memory.
 ///
 /// The caller gives each row once a call, in any order, planes of exactly `rows.len()` rows and a

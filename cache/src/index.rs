@@ -36,6 +36,10 @@ const TAIL_LINES: usize = 16;
 /// How many ids ahead of the one at hand lines are prefetched.
 pub(crate) const AHEAD: usize = 16;
 
+/// How many ids ahead the line after the home line is, where it is needed: the home line tells, and
+/// has come by then. Every third id of a full index needs it, and nobody would have asked for it.
+pub(crate) const NEXT_AHEAD: usize = 6;
+
 /// Both odd, so that multiplying by them is a bijection; those of MurmurHash3's finaliser
 /// (fmix64). They differ from splitmix64's, which chooses owners and rows of ids: ids that it put
 /// together are spread here.
@@ -123,6 +127,14 @@ impl Index {
         prefetch(&self.lines, home(key_of(id), self.homes));
     }
 
+    /// Asks for the line after that of an id that will be inserted or removed soon, if keys are
+    /// pushed on to it. The id's own line is read.
+    #[inline(always)]
+    pub(crate) fn prefetch_next(&self, id: u64) {
+        let at = home(key_of(id), self.homes);
+        prefetch(&self.lines, at + usize::from(self.lines[at].keys[LANES - 1] != 0));
+    }
+
     /// The slot of one id.
     pub(crate) fn get(&self, id: u64) -> Option<u32> {
         let mut slot = [Self::NONE];
@@ -185,6 +197,9 @@ impl Index {
             if let Some(&ahead) = ids.get(i + AHEAD) {
                 self.prefetch(ahead);
             }
+            if let Some(&ahead) = ids.get(i + NEXT_AHEAD) {
+                self.prefetch_next(ahead);
+            }
             self.insert(id, slot)?;
         }
         Ok(())
@@ -213,6 +228,9 @@ impl Index {
         for (i, &id) in ids.iter().enumerate() {
             if let Some(&ahead) = ids.get(i + AHEAD) {
                 self.prefetch(ahead);
+            }
+            if let Some(&ahead) = ids.get(i + NEXT_AHEAD) {
+                self.prefetch_next(ahead);
             }
             self.remove(id);
         }
@@ -278,6 +296,11 @@ fn find(lines: &[Line], homes: u64, ids: &[u64], slots: &mut [u32]) {
         if let Some(&ahead) = ids.get(i + AHEAD) {
             prefetch(lines, home(key_of(ahead), homes));
         }
+        if let Some(&ahead) = ids.get(i + NEXT_AHEAD) {
+            let key = key_of(ahead);
+            let at = home(key, homes);
+            prefetch(lines, at + usize::from(lines[at].keys[LANES - 1] > key));
+        }
         let key = key_of(id);
         let (at, lane) = place(lines, homes, key);
         let line = &lines[at];
@@ -302,14 +325,18 @@ fn push(lines: &mut [Line], mut lane: usize, mut key: u64, mut slot: u32) {
 
 /// Takes the key at a lane out, pulling back the keys that full lines had pushed on.
 fn pull(lines: &mut [Line], homes: u64, mut at: usize, lane: usize) {
+    // A key past its home means that the line before it was full. The next line is not even looked
+    // at after one that was not: it would have to come from memory.
+    let mut full = lines[at].keys[LANES - 1] != 0;
     close(&mut lines[at], lane);
-    while let Some(next) = lines.get_mut(at + 1) {
+    while full && let Some(next) = lines.get_mut(at + 1) {
         let (key, slot) = (next.keys[0], next.slots[0]);
         if key == 0 || home(key, homes) > at {
             break;
         }
+        full = next.keys[LANES - 1] != 0;
         close(next, 0);
-        // A key past its home means that the line before it was full: its last lane is free now.
+        // Its last lane is free now.
         (lines[at].keys[LANES - 1], lines[at].slots[LANES - 1]) = (key, slot);
         at += 1;
     }

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tessera_cache::log::{Options, SsdLog};
+use tessera_cache::log::{Options, Reader, SsdLog};
 use tessera_cache::{
     CacheError, ColdRows, FirstRows, Plane, PlanesMut, Policy, Resident, RowLayout, RowStore,
     Tiered, TieredOptions, slot_bytes,
@@ -40,6 +40,8 @@ pub struct ColdTier {
     pub dir: PathBuf,
     /// Most bytes of files; `None` for no bound.
     pub bytes: Option<u64>,
+    /// How rows are read.
+    pub reader: Reader,
 }
 
 /// What one table gets.
@@ -150,6 +152,7 @@ impl Tiers {
                 bytes: cold
                     .bytes
                     .map(|bytes| (u128::from(bytes) * on_disk(table) / disk.max(1)) as u64),
+                reader: cold.reader,
             });
             Place::Tiered { options, cold }
         };
@@ -289,6 +292,7 @@ fn open_cold(table: &TableSpec, layout: RowLayout, cold: &ColdTier) -> Result<Ar
     let options = Options {
         segment_bytes: segment_bytes.max(3 * record_bytes),
         budget_bytes: bytes,
+        reader: cold.reader,
         rows: Some(table.stored_rows()),
         ..Options::default()
     };

@@ -415,3 +415,23 @@ proptest! {
         prop_assert_eq!(written, second.resolved.to_string());
     }
 }
+
+#[test]
+fn the_ssd_is_read_as_told_and_its_keys_need_a_folder() {
+    use tessera_cache::log::Reader;
+    let device = "tiers.device_bytes=1000";
+    let reader = |set: &[&str]| {
+        let set = [&[device, "tiers.ssd_dir=ssd"], set].concat();
+        let tiers = load(SMALL, &set).tiers.expect("tiers were given");
+        tiers.cold.expect("a folder was given").reader
+    };
+    assert_eq!(reader(&[]), Reader::Auto);
+    assert_eq!(reader(&["tiers.ssd_reader=mmap"]), Reader::Mmap);
+    assert_eq!(reader(&["tiers.ssd_reader=io_uring"]), Reader::Uring);
+    for (set, key) in
+        [("tiers.ssd_reader=mmap", "tiers.ssd_reader"), ("tiers.ssd_bytes=9", "tiers.ssd_bytes")]
+    {
+        one_fault(SMALL, &[device, set], key, "with ssd_dir only");
+    }
+    one_fault(SMALL, &[device, "tiers.ssd_reader=fast"], "tiers.ssd_reader", "is not one of");
+}

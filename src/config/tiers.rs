@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use tessera_cache::Policy;
+use tessera_cache::log::Reader;
 use tessera_embedding::{ColdTier, Tiers};
 
 use super::section::Section;
@@ -17,6 +18,8 @@ pub(super) fn tiers(mut section: Section<'_>) -> Option<Tiers> {
     let host_bytes = section.optional::<u64>("host_bytes");
     let dir = section.paths("ssd_dir").and_then(|paths| one(&section, paths));
     let bytes = section.optional::<u64>("ssd_bytes");
+    let readers = [("auto", Reader::Auto), ("mmap", Reader::Mmap), ("io_uring", Reader::Uring)];
+    let reader = section.choice("ssd_reader", &readers);
     let policy = section.choice("policy", &[("lru", Policy::Lru), ("lfu", Policy::Lfu)]);
     if device_bytes == 0 {
         section.fault("device_bytes", "is 0; rows are looked up in the device tier");
@@ -27,8 +30,11 @@ pub(super) fn tiers(mut section: Section<'_>) -> Option<Tiers> {
     if dir.is_none() && bytes.is_some() {
         section.fault("ssd_bytes", "has a meaning with ssd_dir only");
     }
+    if dir.is_none() && reader != Reader::Auto {
+        section.fault("ssd_reader", "has a meaning with ssd_dir only");
+    }
     section.finish(None);
-    let cold = dir.map(|dir| ColdTier { dir, bytes });
+    let cold = dir.map(|dir| ColdTier { dir, bytes, reader });
     Some(Tiers { device_bytes, host_bytes, cold, policy })
 }
 

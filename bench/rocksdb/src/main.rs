@@ -38,6 +38,9 @@ pub enum Error {
     /// RocksDB does not know its family of columns.
     #[error("rocksdb: the default column family is not open")]
     NoFamily,
+    /// RocksDB does not count what is asked for.
+    #[error("rocksdb: its statistics have no {0}")]
+    NoTicker(String),
     /// Threads could not be started.
     #[error("cannot start threads: {0}")]
     Threads(String),

@@ -1,13 +1,12 @@
 //! The two stores behind one trait: the log of the SSD tier, and RocksDB.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rayon::ThreadPool;
 use rayon::prelude::*;
-use rocksdb::statistics::Ticker;
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, ReadOptions, WaitForCompactOptions,
-    WriteBatch, WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, ReadOptions, WriteBatch, WriteOptions,
 };
 use tessera_cache::log::{Options, Reader, SsdLog};
 use tessera_cache::{ColdRows, Planes, PlanesMut, RowLayout};
@@ -124,6 +123,9 @@ pub struct Rocks {
     memory_bytes: u64,
 }
 
+/// The property that tells whether a compaction waits.
+const PENDING: &str = "rocksdb.compaction-pending";
+
 /// The name that RocksDB gives the only family of columns.
 const FAMILY: &str = "default";
 
@@ -135,9 +137,9 @@ impl Rocks {
     pub fn create(dir: &Path, row_bytes: usize, memory_bytes: u64, threads: usize) -> Result<Self> {
         let memory = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
         let mut table = BlockBasedOptions::default();
-        table.set_block_cache(&Cache::new_lru_cache(memory / 4 * 3));
+        table.set_block_cache(&Cache::new_lru_cache(memory / 4 * 3)?);
         table.set_cache_index_and_filter_blocks(true);
-        table.set_cache_index_and_filter_blocks_with_high_priority(true);
+        table.set_pin_l0_filter_and_index_blocks_in_cache(true);
         table.set_bloom_filter(10.0, false);
         table.set_block_size(4096);
         table.set_format_version(5);
@@ -200,17 +202,38 @@ impl Store for Rocks {
 
     fn settle(&self) -> Result<()> {
         self.db.flush()?;
-        Ok(self.db.wait_for_compact(&WaitForCompactOptions::default())?)
+        // The C interface of this version cannot wait for compaction.
+        let busy = [PENDING, "rocksdb.num-running-compactions", "rocksdb.num-running-flushes"];
+        loop {
+            let mut left = 0;
+            for name in busy {
+                left += self.db.property_int_value(name)?.unwrap_or(0);
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn usage(&self) -> Result<Usage> {
-        let count = |ticker| self.options.get_ticker_count(ticker);
+        let text = self.options.get_statistics().unwrap_or_default();
+        let count = |name: &str| ticker(&text, name).ok_or(Error::NoTicker(name.to_owned()));
         let files = self.db.live_files()?;
         Ok(Usage {
             memory_bytes: self.memory_bytes,
             file_bytes: files.iter().map(|file| file.size as u64).sum(),
-            put_bytes: count(Ticker::BytesWritten),
-            written_bytes: count(Ticker::FlushWriteBytes) + count(Ticker::CompactWriteBytes),
+            put_bytes: count("rocksdb.bytes.written")?,
+            written_bytes: count("rocksdb.flush.write.bytes")?
+                + count("rocksdb.compact.write.bytes")?,
         })
     }
+}
+
+/// The count of a ticker in RocksDB's text of all of them, lines of `name COUNT : 12`.
+fn ticker(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    lines.find_map(|mut words| {
+        (words.next() == Some(name)).then(|| words.next_back()?.parse().ok()).flatten()
+    })
 }

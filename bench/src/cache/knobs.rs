@@ -165,6 +165,9 @@ pub struct TiersArgs {
     /// Which rows leave a tier that is full
     #[arg(long, value_enum, default_value_t = PolicyKnob::Lru)]
     pub policy: PolicyKnob,
+    /// How rows are read from the SSD
+    #[arg(long, value_enum, default_value_t = ReaderKnob::Auto)]
+    pub reader: ReaderKnob,
     /// Steps measured
     #[arg(long, default_value_t = 300)]
     pub iterations: usize,

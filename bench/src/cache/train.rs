@@ -260,10 +260,11 @@ pub fn run(args: &TiersArgs) -> Result<Document<TrainPoint>> {
     }
     let mut config = config(args, &tables)?;
     let (device, host) = (args.device_bytes.0 as u64, args.host_bytes.0 as u64);
-    let cold = args
-        .ssd_dir
-        .as_ref()
-        .map(|dir| ColdTier { dir: dir.clone(), bytes: args.ssd_bytes.map(|size| size.0 as u64) });
+    let cold = args.ssd_dir.as_ref().map(|dir| ColdTier {
+        dir: dir.clone(),
+        bytes: args.ssd_bytes.map(|size| size.0 as u64),
+        reader: args.reader.reader(),
+    });
     let tiers =
         Tiers { device_bytes: device, host_bytes: Some(host), cold, policy: args.policy.policy() };
     config.tiers = Some(tiers);

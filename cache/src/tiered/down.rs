@@ -89,7 +89,7 @@ fn write_down_host(shared: &Shared, slots: &[u64], block: &mut Block) -> Result<
     let count = slots.len();
     block.reserve(shared.layout, count);
     // Nobody changes bytes of a row of the host tier while this store is borrowed for it.
-    shared.host().copy_out(slots, &mut block.rows_mut(shared.layout, 0..count));
+    shared.copy_from_host(slots, block.rows_mut(shared.layout, 0..count));
     let rows: Vec<u64> = {
         let state = shared.lock();
         slots.iter().map(|&slot| state.host.row(slot)).collect()

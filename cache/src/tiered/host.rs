@@ -2,24 +2,28 @@
 
 use tessera_device::HostBuffer;
 
+use super::share::{share, threads_for};
 use crate::ops::{AHEAD, prefetch_row};
 use crate::{Plane, Planes, PlanesMut, Result, RowLayout};
 
 /// Slots a chunk. Chunks come as slots are first used, so that a tier without a bound takes no
 /// more memory than its rows.
-const CHUNK: u64 = 1 << 15;
+const CHUNK_SLOTS: u64 = 1 << 15;
+
+/// Planes of some slots: (chunk, weight_bytes) and (chunk, state_bytes).
+type Chunk = (HostBuffer<u8>, HostBuffer<u8>);
 
 /// Planes of slots in host memory.
 pub(super) struct HostRows {
     layout: RowLayout,
-    shift: u32,                                    // of slots a chunk
-    chunks: Vec<(HostBuffer<u8>, HostBuffer<u8>)>, // (chunk, weight_bytes), (chunk, state_bytes)
+    shift: u32, // of slots a chunk
+    chunks: Vec<Chunk>,
 }
 
 impl HostRows {
     /// Room for up to `slots` slots, none of it taken yet.
     pub(super) fn new(layout: RowLayout, slots: u64) -> Self {
-        let chunk = slots.clamp(1, CHUNK).next_power_of_two();
+        let chunk = slots.clamp(1, CHUNK_SLOTS).next_power_of_two();
         Self { layout, shift: chunk.trailing_zeros(), chunks: Vec::new() }
     }
 
@@ -89,16 +93,46 @@ impl HostRows {
         }
     }
 
-    /// Copies rows `0..` of `from` to `slots`.
-    pub(super) fn copy_in(&mut self, slots: &[u64], from: Planes<'_>) {
-        for (i, &slot) in slots.iter().enumerate() {
-            if let Some(&ahead) = slots.get(i + AHEAD) {
-                self.prefetch(ahead);
+    /// Copies rows `0..` of `from` to `slots`, on up to `threads` threads: each owns a part of the
+    /// tier and passes over all slots for those that lie in it.
+    pub(super) fn copy_in(&mut self, slots: &[u64], from: Planes<'_>, threads: usize) {
+        let (layout, shift) = (self.layout, self.shift);
+        let threads = threads_for(threads, from.weights.len() + from.state.len());
+        let each = self.chunks.len().div_ceil(threads).max(1);
+        share(self.chunks.chunks_mut(each).enumerate(), |(part, chunks)| {
+            copy_in(chunks, part * each, shift, layout, slots, from);
+        });
+    }
+}
+
+/// Copies those rows of `from` whose slots lie in `chunks`, of which chunk `first` is the first.
+fn copy_in(
+    chunks: &mut [Chunk],
+    first: usize,
+    shift: u32,
+    layout: RowLayout,
+    slots: &[u64],
+    from: Planes<'_>,
+) {
+    let RowLayout { weight_bytes, state_bytes } = layout;
+    // Chunks of others wrap or lie beyond the end.
+    let place = |slot: u64| {
+        let chunk = ((slot >> shift) as usize).wrapping_sub(first);
+        (chunk, (slot & ((1 << shift) - 1)) as usize)
+    };
+    for (i, &slot) in slots.iter().enumerate() {
+        if let Some(&ahead) = slots.get(i + AHEAD) {
+            let (chunk, at) = place(ahead);
+            if let Some((weights, state)) = chunks.get(chunk) {
+                prefetch_row(weights, at * weight_bytes, weight_bytes);
+                prefetch_row(state, at * state_bytes, state_bytes);
             }
-            let RowLayout { weight_bytes, state_bytes } = self.layout;
-            self.row_mut(Plane::Weights, slot)
+        }
+        let (chunk, at) = place(slot);
+        if let Some((weights, state)) = chunks.get_mut(chunk) {
+            weights[at * weight_bytes..][..weight_bytes]
                 .copy_from_slice(&from.weights[i * weight_bytes..][..weight_bytes]);
-            self.row_mut(Plane::State, slot)
+            state[at * state_bytes..][..state_bytes]
                 .copy_from_slice(&from.state[i * state_bytes..][..state_bytes]);
         }
     }

@@ -16,6 +16,7 @@
 
 use super::Tiered;
 use super::down::{gather, make_room, put};
+use super::share::{ROWS_APART, both};
 use super::shared::State;
 use super::tier::{BELOW, DIRTY, Moving};
 use super::wanted::Wanted;
@@ -75,6 +76,9 @@ impl<D: RowOps> Tiered<D> {
         let state = self.shared.lock();
         let positions = &wanted.copies.positions;
         let in_host = positions.len() - wanted.copies.below;
+        if state.installs == wanted.copies.installs {
+            return ((0..positions.len()).collect(), in_host as u64);
+        }
         let rows: Vec<u64> = positions.iter().map(|&position| wanted.rows()[position]).collect();
         let mut slots = vec![0; rows.len()];
         state.device.find(&rows, &mut slots);
@@ -158,7 +162,8 @@ impl<D: RowOps> Tiered<D> {
             .move_in_index(state, wanted, fresh, victims)
             .inspect_err(|error| state.poison("move rows between tiers", &error.to_string()))?;
         drop(guard);
-        host.copy_in(&host_slots, self.leaving.rows(shared.layout, 0..host_slots.len()));
+        let leaving = self.leaving.rows(shared.layout, 0..host_slots.len());
+        host.copy_in(&host_slots, leaving, shared.threads);
         Ok(Some(targets))
     }
 
@@ -177,10 +182,14 @@ impl<D: RowOps> Tiered<D> {
             fresh.iter().map(|&copy| wanted.rows()[wanted.copies.positions[copy]]).collect();
 
         let promoted = fresh.partition_point(|&copy| copy < below);
-        let mut found = vec![0; promoted];
-        state.host.find(&rows[..promoted], &mut found);
-        let found: Vec<u64> = found.into_iter().map(u64::from).collect();
-        let mut rising = state.host.remove_all(&found);
+        // They stayed where the fetch found them, since they are wanted.
+        let found: Vec<u64> =
+            fresh[..promoted].iter().map(|&copy| wanted.copies.host_slots[copy]).collect();
+        debug_assert!(found.iter().zip(&rows).all(|(&slot, &row)| state.host.row(slot) == row));
+        let apart = self.shared.threads > 1 && promoted.min(victims.slots.len()) >= ROWS_APART;
+        let (host, device_tier) = (&mut state.host, &mut state.device);
+        let (mut rising, falling) =
+            both(apart, || host.remove_all(&found), || device_tier.remove_all(&victims.slots));
         rising.extend(fresh.iter().zip(rows).skip(promoted).map(|(&copy, row)| Moving {
             row,
             flags: if copy < first { BELOW } else { 0 },
@@ -190,11 +199,13 @@ impl<D: RowOps> Tiered<D> {
         }));
         state.host.stats.bytes_out += promoted as u64 * row_bytes;
 
-        let falling = state.device.remove_all(&victims.slots);
         let kept = victims.kept.min(state.host.free() as usize);
         let lost = falling[kept..].iter().find(|gone| gone.flags & DIRTY != 0);
         debug_assert!(lost.is_none(), "newest bytes would be lost: {lost:?}");
-        let host_slots = state.host.insert_all(&falling[..kept])?;
+        let (host, device_tier) = (&mut state.host, &mut state.device);
+        let (host_slots, slots) =
+            both(apart, || host.insert_all(&falling[..kept]), || device_tier.insert_all(&rising));
+        let (host_slots, slots) = (host_slots?, slots?);
         let dirty = falling[..kept].iter().filter(|gone| gone.flags & DIRTY != 0).count();
         state.host.stats.bytes_in += kept as u64 * row_bytes;
         state.device.stats.bytes_out += kept as u64 * row_bytes;
@@ -202,11 +213,12 @@ impl<D: RowOps> Tiered<D> {
         state.device.stats.evictions += falling.len() as u64;
 
         let mut targets = vec![NO_SLOT; copies];
-        for (&copy, slot) in fresh.iter().zip(state.device.insert_all(&rising)?) {
+        for (&copy, slot) in fresh.iter().zip(slots) {
             targets[copy] = slot;
             wanted.set_slot(wanted.copies.positions[copy], slot);
         }
         state.device.stats.bytes_in += fresh.len() as u64 * row_bytes;
+        state.installs += 1;
         Ok((targets, host_slots))
     }
 }

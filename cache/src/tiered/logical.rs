@@ -307,7 +307,7 @@ impl<D: RowOps> Tiered<D> {
             .inspect_err(|error| state.poison("move rows between tiers", &error.to_string()))?;
         state.host.stats.bytes_in += kept as u64 * shared.row_bytes();
         drop(guard);
-        host.copy_in(&slots, block.rows(layout, 0..kept));
+        host.copy_in(&slots, block.rows(layout, 0..kept), shared.threads);
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ mod host;
 mod install;
 mod logical;
 mod policy;
+mod share;
 mod shared;
 mod tier;
 mod wanted;
@@ -128,7 +129,9 @@ impl<D: Device> Tiered<D> {
         };
         let (weights, state) = (alloc(Plane::Weights)?, alloc(Plane::State)?);
         let slots = (device_slots, host_slots);
-        let shared = Shared::new(rows, layout, options, slots, cold, first)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = device.info().parallelism.min(cores);
+        let shared = Shared::new(rows, layout, options, slots, cold, first, threads)?;
         Ok(Self {
             shared: Arc::new(shared),
             weights,
@@ -191,9 +194,7 @@ impl<D: RowOps> RowStore<D> for Tiered<D> {
     fn commit(&mut self, lease: &Lease) -> Result<()> {
         let wanted = self.own("commit", &lease.0)?;
         let mut state = self.shared.state()?;
-        for &slot in wanted.slots() {
-            state.device.flag(slot, tier::DIRTY, 0);
-        }
+        state.device.flag_all(wanted.slots(), tier::DIRTY, 0);
         Ok(())
     }
 

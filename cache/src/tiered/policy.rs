@@ -101,12 +101,13 @@ fn lowest(count: usize, slots: usize, score: impl Fn(u32) -> Option<u64>) -> Vec
             continue;
         }
         kept.push((score, slot));
-        if kept.len() == 2 * count {
+        if kept.len() == 4 * count {
             limit = *kept.select_nth_unstable(count - 1).1;
             kept.truncate(count);
         }
     }
-    kept.sort_unstable();
+    // Rows of one fetch have one score and often neighbouring slots: runs, which this sort finds.
+    kept.sort();
     kept.truncate(count);
     kept.reverse();
     kept

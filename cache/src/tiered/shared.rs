@@ -37,19 +37,23 @@ use std::sync::Arc;
 
 use super::host::{Block, HostRows};
 use super::policy::Policy;
+use super::share::{share, threads_for};
 use super::tier::Tier;
 use super::wanted::Wanted;
 use super::{FirstRows, TieredOptions};
 use crate::index::Index;
 use crate::ops::NO_SLOT;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::{CacheError, ColdRows, Result, RowLayout, StoreStats};
+use crate::{CacheError, ColdRows, PlanesMut, Result, RowLayout, StoreStats};
 
 /// Rows found in the index in one go: their slots stay in the nearest cache.
 const BATCH: usize = 1024;
 
 /// How many rows ahead of the one at hand the marks of slots are asked for.
 const AHEAD: usize = 24;
+
+/// Rows copied from the host tier before others may have its lock.
+const HOST_BATCH: usize = 1024;
 
 /// Clocks are set back by half when they reach this.
 const CLOCK_MAX: u32 = u32::MAX;
@@ -62,6 +66,8 @@ pub(crate) struct Shared {
     pub(super) layout: RowLayout,
     rows: u64,
     slot_bytes: u64,
+    /// Threads that copy rows of the host tier.
+    pub(super) threads: usize,
     /// Whether the host tier may be as large as it takes, for lack of a tier below it.
     pub(super) cold: Option<Arc<dyn ColdRows>>,
     pub(super) first: Arc<FirstRows>,
@@ -84,6 +90,8 @@ pub(super) struct State {
     uses: u64,
     /// Writes so far; see the module.
     pub(super) generation: u64,
+    /// Installs so far that brought rows into the device tier.
+    pub(super) installs: u64,
     poison: Option<Poison>,
     pub(super) stats: StoreStats,
     spare: Vec<Block>,
@@ -103,6 +111,7 @@ pub(super) struct Absent {
     pub(super) host_slots: Vec<u64>, // one for each in the host tier
     pub(super) below: Vec<usize>,
     pub(super) generation: u64,
+    pub(super) installs: u64,
 }
 
 impl Shared {
@@ -113,6 +122,7 @@ impl Shared {
         slots: (u64, u64),
         cold: Option<Arc<dyn ColdRows>>,
         first: Arc<FirstRows>,
+        threads: usize,
     ) -> Result<Self> {
         let policy = options.policy;
         let state = State {
@@ -124,6 +134,7 @@ impl Shared {
             clock: 0,
             uses: 0,
             generation: 0,
+            installs: 0,
             poison: None,
             stats: StoreStats::default(),
             spare: Vec::new(),
@@ -132,6 +143,7 @@ impl Shared {
             layout,
             rows,
             slot_bytes: super::slot_bytes(layout, policy),
+            threads,
             cold,
             first,
             state: Mutex::new(state),
@@ -174,6 +186,20 @@ impl Shared {
     /// The host tier's bytes, to be written.
     pub(super) fn host_mut(&self) -> RwLockWriteGuard<'_, HostRows> {
         self.host.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Copies rows of the host tier to `to`, one row a slot. Its lock is held for a thousand rows
+    /// at a time.
+    pub(super) fn copy_from_host(&self, slots: &[u64], to: PlanesMut<'_>) {
+        let layout = self.layout;
+        let threads = threads_for(self.threads, to.weights.len() + to.state.len());
+        let each = slots.len().div_ceil(threads).max(1);
+        share(slots.chunks(each).zip(to.pieces(layout, each)), |(slots, to)| {
+            let batches = slots.chunks(HOST_BATCH).zip(to.pieces(layout, HOST_BATCH));
+            for (slots, mut to) in batches {
+                self.host().copy_out(slots, &mut to);
+            }
+        });
     }
 
     /// Refuses all further work for `error`, which it returns.
@@ -266,7 +292,7 @@ impl State {
             self.device.find(rows, found);
             slots.extend(found.iter().enumerate().map(|(i, &slot)| {
                 if let Some(&ahead) = found.get(i + AHEAD) {
-                    self.device.prefetch(ahead);
+                    self.device.prefetch(u64::from(ahead));
                 }
                 if slot == Index::NONE {
                     return NO_SLOT;
@@ -280,8 +306,11 @@ impl State {
     /// Wants those of `rows` that have no slot, where they are.
     fn want_elsewhere(&mut self, rows: &[u64], slots: &[u64]) -> Absent {
         let (policy, clock) = (self.policy, self.clock);
-        let mut absent = self.locate(rows, slots);
-        for &slot in &absent.host_slots {
+        let absent = self.locate(rows, slots);
+        for (i, &slot) in absent.host_slots.iter().enumerate() {
+            if let Some(&ahead) = absent.host_slots.get(i + AHEAD) {
+                self.host.prefetch(ahead);
+            }
             self.held += u64::from(self.host.want(slot, policy, clock));
         }
         for &position in &absent.below {
@@ -289,14 +318,14 @@ impl State {
             self.held += u64::from(*wants == 0);
             *wants += 1;
         }
-        absent.generation = self.generation;
         absent
     }
 
     /// Where those of `rows` are that have no slot, none of which is in the device tier.
     pub(super) fn locate(&self, rows: &[u64], slots: &[u64]) -> Absent {
         let positions: Vec<usize> = (0..rows.len()).filter(|&i| slots[i] == NO_SLOT).collect();
-        let mut absent = Absent { generation: self.generation, ..Absent::default() };
+        let (generation, installs) = (self.generation, self.installs);
+        let mut absent = Absent { generation, installs, ..Absent::default() };
         let mut found = [0; BATCH];
         for positions in positions.chunks(BATCH) {
             let mut ids = [0; BATCH];
@@ -319,7 +348,10 @@ impl State {
 
     /// Lets go of rows: at their slots, or where they are for those without.
     fn unwant(&mut self, rows: &[u64], slots: &[u64]) {
-        for (&row, &slot) in rows.iter().zip(slots) {
+        for (i, (&row, &slot)) in rows.iter().zip(slots).enumerate() {
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                self.device.prefetch(ahead);
+            }
             let last = if slot != NO_SLOT {
                 self.device.unwant(slot)
             } else if let Some(slot) = self.device.get(row) {
@@ -359,7 +391,7 @@ impl std::fmt::Debug for Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PlanesMut, RowStore, Tiered};
+    use crate::{RowStore, Tiered};
     use tessera_device::{Cpu, Device};
 
     /// A clock that comes to its end is set back, and the order of last uses stays.
@@ -397,7 +429,7 @@ mod tests {
         let layout = RowLayout { weight_bytes: 1, state_bytes: 0 };
         let options = TieredOptions { device_bytes: 0, host_bytes: 0, policy: Policy::Lru };
         let first: Arc<FirstRows> = Arc::new(|_: &[u64], _: PlanesMut<'_>| {});
-        let shared = Arc::new(Shared::new(9, layout, &options, (3, 9), None, first).unwrap());
+        let shared = Arc::new(Shared::new(9, layout, &options, (3, 9), None, first, 1).unwrap());
         let fetched = shared.fetch(&[1]).unwrap();
         std::thread::scope(|scope| {
             let panics = scope.spawn(|| {

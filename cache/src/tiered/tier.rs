@@ -1,13 +1,13 @@
 //! The slots of one tier: which row each holds, who wants it, and what its policy thinks of it.
 //! The bytes of rows lie elsewhere.
 //!
-//! Memory: 16 bytes of index, 8 of row and 8 of marks a slot, 4 more under the policy next-use;
+//! Memory: 16 bytes of index, and 8 of row and 8 of marks a slot, 4 more under the policy next-use;
 //! pages of slots that were never used take none.
 
 use tessera_device::HostBuffer;
 
 use super::policy::{Candidates, Policy};
-use crate::index::{Index, prefetch};
+use crate::index::{AHEAD, Index, NEXT_AHEAD, prefetch};
 use crate::{Result, TierStats};
 
 /// The bytes differ from those that the cold tier, or the row's first value, would give.
@@ -19,9 +19,9 @@ const TAKEN: u32 = 4;
 /// One who wants the row.
 const WANT: u32 = 8;
 
-/// How many rows ahead of the one at hand memory is asked for: twice that for the slot, which
-/// tells the row, and once for the row's place in the index.
-const AHEAD: usize = 8;
+/// How many rows ahead of the one at hand the slot is asked for, which tells the row; and so the
+/// row's place in the index.
+const SLOT_AHEAD: usize = 24;
 
 /// End of the list of free slots.
 const END: u64 = u64::MAX;
@@ -76,15 +76,23 @@ pub(super) struct Moving {
     pub(super) next: u32,
 }
 
+/// A slot, of which four share a cache line: what moves a row needs all of it.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Slot {
+    /// The slot's row, or the next free slot.
+    row: u64,
+    marks: Marks,
+}
+
 /// Slots 0..capacity, each free or with a row.
 pub(super) struct Tier {
-    index: Index,             // row -> slot
-    rows: HostBuffer<u64>,    // (capacity): the slot's row, or the next free slot
-    marks: HostBuffer<Marks>, // (capacity)
+    index: Index,            // row -> slot
+    slots: HostBuffer<Slot>, // (capacity)
     /// When the row is next used, where the policy asks for it; 0 for not known.
     next: HostBuffer<u32>, // (capacity) or empty
-    free: u64,                // first of the list of slots that had a row, or END
-    unused: u64,              // slots from here on never had a row
+    free: u64,               // first of the list of slots that had a row, or END
+    unused: u64,             // slots from here on never had a row
     candidates: Candidates,
     pub(super) stats: TierStats,
 }
@@ -102,8 +110,7 @@ impl Tier {
         let next = if policy == Policy::NextUse { slots } else { 0 };
         Ok(Self {
             index,
-            rows: HostBuffer::zeroed(slots)?,
-            marks: HostBuffer::zeroed(slots)?,
+            slots: HostBuffer::zeroed(slots)?,
             next: HostBuffer::zeroed(next)?,
             free: END,
             unused: 0,
@@ -140,30 +147,43 @@ impl Tier {
     }
 
     pub(super) fn marks(&self, slot: u64) -> Marks {
-        self.marks[slot as usize]
+        self.slots[slot as usize].marks
     }
 
     /// The row of a slot that has one.
     pub(super) fn row(&self, slot: u64) -> u64 {
-        self.rows[slot as usize]
+        self.slots[slot as usize].row
     }
 
     /// Sets and clears flags of a slot.
     pub(super) fn flag(&mut self, slot: u64, set: u32, clear: u32) {
-        let word = &mut self.marks[slot as usize].word;
+        let word = &mut self.slots[slot as usize].marks.word;
         *word = (*word & !clear) | set;
     }
 
-    /// Asks for the marks of a slot that will be wanted soon.
+    /// [`Tier::flag`] for all of them.
+    pub(super) fn flag_all(&mut self, slots: &[u64], set: u32, clear: u32) {
+        for (i, &slot) in slots.iter().enumerate() {
+            if let Some(&ahead) = slots.get(i + SLOT_AHEAD) {
+                self.prefetch(ahead);
+            }
+            self.flag(slot, set, clear);
+        }
+    }
+
+    /// Asks for a slot that will be read or changed soon; does nothing for what is no slot: the
+    /// address of one far away would be looked up in page tables each time, in vain.
     #[inline(always)]
-    pub(super) fn prefetch(&self, slot: u32) {
-        prefetch(&self.marks, slot as usize);
+    pub(super) fn prefetch(&self, slot: u64) {
+        if slot < self.unused {
+            prefetch(&self.slots, slot as usize);
+        }
     }
 
     /// Wants the row of a slot, used at `clock`; true if nobody did before.
     #[inline(always)]
     pub(super) fn want(&mut self, slot: u64, policy: Policy, clock: u32) -> bool {
-        let marks = &mut self.marks[slot as usize];
+        let marks = &mut self.slots[slot as usize].marks;
         marks.score = policy.touched(marks.score, clock);
         if policy == Policy::NextUse {
             let next = &mut self.next[slot as usize];
@@ -177,7 +197,7 @@ impl Tier {
     /// Lets go of the row of a slot; true if nobody wants it now.
     #[inline(always)]
     pub(super) fn unwant(&mut self, slot: u64) -> bool {
-        self.marks[slot as usize].unwant()
+        self.slots[slot as usize].marks.unwant()
     }
 
     /// Notes that the row of a slot is used at `at`, unless it is used before that.
@@ -201,11 +221,12 @@ impl Tier {
         if self.free == END {
             self.unused += 1;
         } else {
-            self.free = self.rows[slot as usize];
+            self.free = self.row(slot);
+            self.prefetch(self.free);
         }
-        self.rows[slot as usize] = moving.row;
-        self.marks[slot as usize] =
-            Marks { score: moving.score, word: TAKEN | moving.flags | (moving.wants * WANT) };
+        let word = TAKEN | moving.flags | (moving.wants * WANT);
+        self.slots[slot as usize] =
+            Slot { row: moving.row, marks: Marks { score: moving.score, word } };
         if let Some(next) = self.next.get_mut(slot as usize) {
             *next = moving.next;
         }
@@ -214,11 +235,11 @@ impl Tier {
 
     /// Frees a slot that has a row.
     pub(super) fn remove(&mut self, slot: u64) -> Moving {
-        let (at, marks) = (slot as usize, self.marks[slot as usize]);
-        let row = self.rows[at];
+        let at = slot as usize;
+        let Slot { row, marks } = self.slots[at];
         self.index.remove(row);
-        (self.rows[at], self.free) = (self.free, slot);
-        self.marks[at] = Marks { score: 0, word: 0 };
+        self.slots[at] = Slot { row: self.free, marks: Marks { score: 0, word: 0 } };
+        self.free = slot;
         Moving {
             row,
             flags: marks.flags(),
@@ -232,8 +253,11 @@ impl Tier {
     pub(super) fn insert_all(&mut self, moving: &[Moving]) -> Result<Vec<u64>> {
         let mut slots = Vec::with_capacity(moving.len());
         for (i, &one) in moving.iter().enumerate() {
-            if let Some(ahead) = moving.get(i + 2 * AHEAD) {
+            if let Some(ahead) = moving.get(i + AHEAD) {
                 self.index.prefetch(ahead.row);
+            }
+            if let Some(ahead) = moving.get(i + NEXT_AHEAD) {
+                self.index.prefetch_next(ahead.row);
             }
             slots.push(self.insert(one)?);
         }
@@ -244,12 +268,14 @@ impl Tier {
     pub(super) fn remove_all(&mut self, slots: &[u64]) -> Vec<Moving> {
         let mut moving = Vec::with_capacity(slots.len());
         for (i, &slot) in slots.iter().enumerate() {
-            if let Some(&ahead) = slots.get(i + 2 * AHEAD) {
-                prefetch(&self.rows, ahead as usize);
-                prefetch(&self.marks, ahead as usize);
+            if let Some(&ahead) = slots.get(i + SLOT_AHEAD) {
+                self.prefetch(ahead);
             }
             if let Some(&ahead) = slots.get(i + AHEAD) {
                 self.index.prefetch(self.row(ahead));
+            }
+            if let Some(&ahead) = slots.get(i + NEXT_AHEAD) {
+                self.index.prefetch_next(self.row(ahead));
             }
             moving.push(self.remove(slot));
         }
@@ -259,13 +285,13 @@ impl Tier {
     /// Slots of `count` rows that nobody wants, or of all such rows if they are fewer: those that
     /// the policy would rather lose. They stay in the tier. See [`Candidates`].
     pub(super) fn victims(&mut self, count: usize, policy: Policy, clock: u32) -> Vec<u64> {
-        let (marks, next) = (&self.marks[..self.unused as usize], &*self.next);
+        let (slots, next) = (&self.slots[..self.unused as usize], &*self.next);
         let score = |slot: u32| {
-            let (slot, marks) = (slot as usize, marks[slot as usize]);
+            let (slot, marks) = (slot as usize, slots[slot as usize].marks);
             let next = next.get(slot).copied().unwrap_or(0);
             marks.idle().then(|| policy.score(marks.score, next, clock))
         };
-        self.candidates.take(count, marks.len(), score)
+        self.candidates.take(count, slots.len(), score)
     }
 
     /// Slots whose rows differ from the cold tier, from slot `from` on, at most `count`; and where
@@ -274,7 +300,7 @@ impl Tier {
         let mut slots = Vec::new();
         let mut slot = from;
         while slot < self.unused && slots.len() < count {
-            if self.marks[slot as usize].word & (TAKEN | DIRTY) == TAKEN | DIRTY {
+            if self.marks(slot).word & (TAKEN | DIRTY) == TAKEN | DIRTY {
                 slots.push(slot);
             }
             slot += 1;
@@ -285,7 +311,7 @@ impl Tier {
     /// Changes all scores and next uses; candidates are chosen anew.
     pub(super) fn rescore(&mut self, score: impl Fn(u32) -> u32, next: impl Fn(u32) -> u32) {
         let used = self.unused as usize;
-        for marks in &mut self.marks[..used] {
+        for Slot { marks, .. } in &mut self.slots[..used] {
             marks.score = score(marks.score);
         }
         for at in self.next.iter_mut() {

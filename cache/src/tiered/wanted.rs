@@ -9,9 +9,6 @@ use super::shared::{Absent, Shared};
 use crate::ops::NO_SLOT;
 use crate::{CacheError, PlanesMut, Result};
 
-/// Rows copied from the host tier before others may have its lock.
-const HOST_BATCH: usize = 1024;
-
 /// Dropping it lets go of the rows.
 pub(crate) struct Wanted {
     shared: Arc<Shared>,
@@ -25,12 +22,16 @@ pub(crate) struct Wanted {
 pub(super) struct Copies {
     /// Whose copies they are: positions among the wanted rows.
     pub(super) positions: Vec<usize>,
+    /// Where copies from the host tier come from.
+    pub(super) host_slots: Vec<u64>,
     /// How many copies were below the host tier; they are the last ones.
     pub(super) below: usize,
     /// How many copies are first values; they are the last ones.
     pub(super) first: usize,
     /// Writes before the copies were made.
     pub(super) generation: u64,
+    /// Installs before the copies were made.
+    pub(super) installs: u64,
     pub(super) block: Block,
 }
 
@@ -90,17 +91,14 @@ impl Wanted {
         let Copies { positions, block, .. } = &mut self.copies;
         block.reserve(layout, in_host + below);
         *positions = absent.in_host;
-        let mut at = 0;
-        for slots in absent.host_slots.chunks(HOST_BATCH) {
-            let mut to = block.rows_mut(layout, at..at + slots.len());
-            shared.host().copy_out(slots, &mut to);
-            at += slots.len();
-        }
+        shared.copy_from_host(&absent.host_slots, block.rows_mut(layout, 0..in_host));
+        let at = in_host;
         let rows: Vec<u64> = absent.below.iter().map(|&position| self.rows[position]).collect();
         let read = shared.read_below(&rows, |rows| block.rows_mut(layout, at..at + rows))?;
         positions.extend(read.order.iter().map(|&i| absent.below[i]));
         (self.copies.below, self.copies.first) = (below, read.first);
-        self.copies.generation = absent.generation;
+        self.copies.host_slots = absent.host_slots;
+        (self.copies.generation, self.copies.installs) = (absent.generation, absent.installs);
         let mut state = shared.lock();
         state.stats.cold_rows += (below - read.first) as u64;
         state.stats.first_rows += read.first as u64;

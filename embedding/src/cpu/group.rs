@@ -14,7 +14,7 @@
 //!
 //! Cost, per id: one read, one packed write, a read and a write per 11 bits of the key.
 
-use crate::{HostLookup, Pooling, Row, Schema};
+use crate::{HostLookup, Pooling, Schema};
 
 /// Fewest ids a part: below, a second thread gains nothing.
 const PART_IDS_MIN: u64 = 2048;
@@ -63,7 +63,7 @@ struct Packs<K> {
 }
 
 /// A key and a payload in one number that orders by key.
-trait Packed: Copy + Ord + Default {
+pub(crate) trait Packed: Copy + Ord + Default {
     fn pack(key: u64, payload: u32) -> Self;
     fn key(self) -> u64;
     fn payload(self) -> u32;
@@ -296,34 +296,6 @@ impl Part {
     }
 }
 
-/// The different ones of a table's `rows` ids, ascending; each id becomes its number among them.
-pub(crate) fn deduplicate(features: &mut [Vec<Row>], rows: u64) -> Vec<u64> {
-    if rows <= 1 << 32 {
-        deduplicate_packed::<u64>(features, rows)
-    } else {
-        deduplicate_packed::<u128>(features, rows)
-    }
-}
-
-fn deduplicate_packed<K: Packed>(features: &mut [Vec<Row>], rows: u64) -> Vec<u64> {
-    // Places fit 32 bits: the lookup was checked.
-    let ids = features.iter().flatten();
-    let mut packs: Vec<K> = ids.zip(0u32..).map(|(row, place)| K::pack(row.0, place)).collect();
-    let mut spare = Vec::new();
-    let mut numbers = vec![0; packs.len()];
-    let mut unique = Vec::new();
-    for pack in sort(&mut packs, &mut spare, u64::BITS - rows.leading_zeros()) {
-        if unique.last() != Some(&pack.key()) {
-            unique.push(pack.key());
-        }
-        numbers[pack.payload() as usize] = unique.len() as u64 - 1;
-    }
-    for (id, number) in features.iter_mut().flatten().zip(numbers) {
-        *id = Row(number);
-    }
-    unique
-}
-
 /// Makes `buffer` at least `len` long.
 fn make_room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
@@ -333,7 +305,7 @@ fn make_room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
 
 /// Sorts by key, equal keys in the order they have; `bits` hold every key. Returns where the
 /// sorted packs are: in `packs` or in `spare`.
-fn sort<'a, K: Packed>(packs: &'a mut [K], spare: &'a mut Vec<K>, bits: u32) -> &'a [K] {
+pub(crate) fn sort<'a, K: Packed>(packs: &'a mut [K], spare: &'a mut Vec<K>, bits: u32) -> &'a [K] {
     if packs.len() <= SORT_MAX {
         // Payloads ascend with the place (equal ones are alike), so the whole number orders.
         packs.sort_unstable();
@@ -396,28 +368,6 @@ mod tests {
             check_sort::<u128>(&keys, bits);
             if bits <= 32 {
                 check_sort::<u64>(&keys, bits);
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn different_ids_are_numbered_in_their_order(
-            features in prop::collection::vec(prop::collection::vec(0u64..400, 0..300), 0..4),
-            spread in prop::sample::select(vec![1u64, 1 << 23, 1 << 40]),
-        ) {
-            let ids: Vec<Vec<u64>> =
-                features.iter().map(|ids| ids.iter().map(|id| id * spread).collect()).collect();
-            let mut rows: Vec<Vec<Row>> =
-                ids.iter().map(|ids| ids.iter().copied().map(Row).collect()).collect();
-            let unique = deduplicate(&mut rows, 400 * spread);
-            prop_assert!(unique.is_sorted_by(|a, b| a < b));
-            let wanted: std::collections::BTreeSet<u64> = ids.iter().flatten().copied().collect();
-            prop_assert!(unique.iter().eq(&wanted));
-            for (ids, rows) in ids.iter().zip(&rows) {
-                for (id, row) in ids.iter().zip(rows) {
-                    prop_assert_eq!(*id, unique[row.0 as usize]);
-                }
             }
         }
     }

@@ -4,6 +4,7 @@
 //! cut never shows in a result. Loops over rows prefetch: a batch's rows are scattered over tables
 //! far larger than any cache, and the time of both passes is that of fetching them.
 
+mod dedup;
 mod group;
 pub(crate) mod init;
 mod lanes;
@@ -451,7 +452,7 @@ impl LookupOps for Cpu {
             })
             .collect();
         let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
-            *unique = group::deduplicate(features, ends[*table]);
+            *unique = dedup::deduplicate(features, ends[*table]);
         };
         let ids = work.iter().flat_map(|(_, features, _)| features).map(Vec::len).sum::<usize>();
         if self.threads() > 1 && ids as u64 >= INLINE_NUMBERS {

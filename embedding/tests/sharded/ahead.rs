@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use tessera_cache::Policy;
+use tessera_cache::log::Reader;
 use tessera_comm::{Options, threads};
 use tessera_device::{Cpu, Device};
 use tessera_embedding::plan::{Plan, Route, Sharding};
@@ -161,7 +162,7 @@ fn so_it_does_over_tiers_that_hold_one_batch_or_several() {
                 run += 1;
                 let cold = host_bytes.map(|_| {
                     let dir = dir.path().join(run.to_string());
-                    ColdTier { dir, bytes: None }
+                    ColdTier { dir, bytes: None, reader: Reader::Auto }
                 });
                 let tiers = Tiers { device_bytes, host_bytes, cold, policy: Policy::Lru };
                 let how = Ahead { depth, micro, overlap: true };

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use tessera_cache::Policy;
+use tessera_cache::log::Reader;
 use tessera_data::{Jagged, RawId};
 use tessera_device::{Cpu, Device};
 use tessera_embedding::plan::{Route, Sharding};
@@ -21,7 +22,8 @@ fn every_kind(device_bytes: u64, dir: &std::path::Path) -> Vec<Tiers> {
         all.push(Tiers { device_bytes, host_bytes: None, cold: None, policy });
         for host_bytes in [0, 3000] {
             let dir = dir.join(format!("{policy:?}-{host_bytes}"));
-            let cold = Some(ColdTier { dir, bytes: None });
+            let reader = if host_bytes == 0 { Reader::Auto } else { Reader::Mmap };
+            let cold = Some(ColdTier { dir, bytes: None, reader });
             all.push(Tiers { device_bytes, host_bytes: Some(host_bytes), cold, policy });
         }
     }

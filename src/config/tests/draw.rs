@@ -301,6 +301,8 @@ impl Draw {
             if self.coin() {
                 writeln!(out, "ssd_dir = \"ssd\"").unwrap();
                 self.some(&mut out, &["ssd_bytes = 900000000"]);
+                let reader = self.pick(&["auto", "mmap", "io_uring"]);
+                self.some(&mut out, &[&format!("ssd_reader = \"{reader}\"")]);
             }
             self.some(&mut out, &["policy = \"lfu\""]);
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! while runs are left or in flight:
 //!     give each free buffer the next run, push its read
-//!     submit, wait for at least one
+//!     submit, wait for an eighth of them
 //!     of each that is done: hand its records over, its buffer is free
 //! ```
 //!
@@ -29,6 +29,10 @@ use crate::Result;
 const BUFFER_BYTES: u64 = 16 << 10;
 /// Most bytes of a ring's buffers, where records are so large that fewer reads in flight do.
 const BUFFERS_BYTES_MAX: u64 = 64 << 20;
+
+/// The part of the reads in flight that is waited for at a time: a system call a read would cost more
+/// than the few reads that are not in flight meanwhile.
+const WAIT_SHARE: usize = 8;
 
 /// A page that direct reads can go to.
 #[derive(Clone, Copy)]
@@ -183,7 +187,7 @@ impl Ring {
             if self.in_flight == 0 {
                 return Ok(outcome);
             }
-            match self.ring.submit_and_wait(1) {
+            match self.ring.submit_and_wait((self.in_flight / WAIT_SHARE).max(1)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
