@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(micro_batches(7, 3), [0..3, 3..5, 5..7]);
         assert_eq!(micro_batches(2, 3), [0..1, 1..2, 2..2]);
         assert_eq!(micro_batches(0, 2), [0..0, 0..0]);
-        assert_eq!(micro_batches(5, 1), [0..5]);
+        assert_eq!(micro_batches(5, 1), vec![0..5; 1]);
     }
 
     #[test]
