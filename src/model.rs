@@ -418,8 +418,12 @@ impl<D: ModelDevice> Model<D> {
             }
             self.towers.forward(stream, acts, rows.clone())?;
             mean += self.towers.loss(stream, acts, rows.clone(), total.divisor)?;
-            if last {
+            if last && !self.ranks.is_alone() {
+                clock.lap("forward");
                 [mean] = self.ranks.sum([mean])?;
+                clock.lap("agree");
+            }
+            if last {
                 if !mean.is_finite() {
                     return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
                 }
@@ -487,8 +491,11 @@ impl<D: ModelDevice> Model<D> {
         }
         self.tables.start_sync(scalars.update)?;
         let torn = moved.rows_nonfinite.iter().position(|&rows| rows > 0);
-        let torn_anywhere = self.ranks.any(torn.is_some())?;
         clock.lap("update_sparse");
+        let torn_anywhere = self.ranks.any(torn.is_some())?;
+        if !self.ranks.is_alone() {
+            clock.lap("agree");
+        }
         if let Some(table) = torn {
             let name = &self.tables.schema().tables()[table].name;
             let rows = moved.rows_nonfinite[table];
@@ -508,7 +515,11 @@ impl<D: ModelDevice> Model<D> {
         }
         self.device.synchronize(stream)?;
         clock.lap("update_dense");
-        Ok(Stepped::Done(self.sums(own, total, mean, rows_asked, metrics)?))
+        let sums = self.sums(own, total, mean, rows_asked, metrics)?;
+        if !self.ranks.is_alone() {
+            clock.lap("agree");
+        }
+        Ok(Stepped::Done(sums))
     }
 
     /// Gradients of all parameters and of the pooled vectors of the samples `rows`. Of a batch's

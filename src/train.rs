@@ -74,7 +74,8 @@ pub fn run(args: &cli::Train) -> Result<Ended> {
     let hooks = Hooks { probe: Some(probe), listener: Some(listener), ..Hooks::default() };
     let ended = run_with(args, &hooks);
     // What was traced is worth having, whatever became of the run.
-    trace.finish().and(ended)
+    let finished = trace.finish();
+    ended.and_then(|ended| finished.map(|()| ended))
 }
 
 /// What a run is watched, or slowed down, by.
@@ -511,7 +512,9 @@ impl<D: ModelDevice> Session<'_, '_, D> {
         if self.owes_judgement() {
             evaluated = self.evaluate()?;
         }
+        // Asked before a step, so that a run which has stopped early stays so when resumed.
         let ended = match self.config.pipeline.mode {
+            _ if self.should_stop() => Ended::EarlyStop,
             PipelineMode::Serial => self.steps(Source::Serial(Box::new(feeder)), &mut evaluated)?,
             PipelineMode::Prefetch | PipelineMode::Nested => {
                 let (rank, probe) = (self.ranks.rank(), self.probe);
@@ -546,10 +549,6 @@ impl<D: ModelDevice> Session<'_, '_, D> {
     ) -> Result<Ended> {
         let watch = watch(self.probe, self.ranks.rank(), Lane::Step);
         loop {
-            // Asked before a step, so that a run which has stopped early stays so when resumed.
-            if self.should_stop() {
-                return Ok(Ended::EarlyStop);
-            }
             let mut clock = Clock::watched(watch.clone(), self.trainer.moment().step + 1);
             match source.next(&mut clock)? {
                 Next::Signal(signal) => return Ok(Ended::Signal(signal)),
@@ -571,6 +570,10 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                         *evaluated = self.evaluate()?;
                     }
                 }
+            }
+            // Before the stages are told to go on, so that those of all ranks are at the same place.
+            if self.should_stop() {
+                return Ok(Ended::EarlyStop);
             }
             source.done();
         }

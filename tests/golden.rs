@@ -56,7 +56,7 @@ fn bits_do_not_depend_on_the_schedule(golden: &Path) {
     for (out, set) in [
         ("three", "--set threads=3"),
         ("serial", "--set pipeline.mode=serial"),
-        ("deep", "--set pipeline.depth=1"),
+        ("deep", "--set pipeline.depth=4"),
     ] {
         train(&project, out, set);
         assert_eq!(project.steps(out), steps, "{set}");

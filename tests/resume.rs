@@ -247,6 +247,14 @@ fn the_best_checkpoint_stays_and_the_run_stops_early() {
     let best: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(best["logloss"], summary["best"]["value"]);
 
+    // So it is on ranks whose next batches are on their way when the run ends.
+    let ahead = "--set parallel.ranks=3 --set threads=3 --set pipeline.depth=4";
+    project.ok(&format!("train config.toml --out ranks {stop} {ahead}"));
+    assert_eq!(project.summary("ranks")["ended"], "early_stop");
+    assert_eq!(project.summary("ranks")["steps"], 6);
+    project.ok(&format!("train config.toml --resume ranks {stop} {ahead}"));
+    assert_eq!(project.summary("ranks")["steps"], 6);
+
     // A run that has stopped early stays stopped.
     let before = project.export("run");
     project.ok(&format!("train config.toml --resume run {stop}"));

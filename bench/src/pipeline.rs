@@ -211,7 +211,7 @@ fn train(args: &PipelineArgs, folder: &Path, mode: &str) -> Result<(Vec<StepLine
             .map_err(|error| BenchError::Step(format!("a line of steps.jsonl: {error}")))
     });
     let lines: Vec<StepLine> = lines.collect::<Result<_>>()?;
-    let losses = lines.iter().filter_map(|line| line.loss).collect();
+    let losses = lines.iter().map(|line| line.loss.unwrap_or(f64::NAN)).collect();
     Ok((lines.into_iter().skip(args.warmup).collect(), losses))
 }
 
@@ -238,6 +238,10 @@ pub fn run(args: &PipelineArgs) -> Result<Document<PipelinePoint>> {
     for mode in ["serial", "prefetch", "nested"] {
         let (lines, losses) = train(args, folder.path(), mode)?;
         let expected = first.get_or_insert_with(|| losses.clone());
+        if expected.len() != losses.len() {
+            let reason = format!("mode {mode} made {} steps", losses.len());
+            return Err(BenchError::Step(reason));
+        }
         if let Some(at) = expected.iter().zip(&losses).position(|(a, b)| a != b) {
             let what = format!("loss of step {} in mode {mode}", at + 1);
             return Err(BenchError::WrongAnswer { what, got: losses[at], want: expected[at] });
@@ -283,7 +287,8 @@ impl PipelinePoint {
             "serial" => together(&["read", "route", "fetch", "hold"]),
             _ => together(&["wait", "hold"]),
         };
-        let exchange_exposed_ms = together(&["lookup", "exchange_gradients", "all_reduce"]);
+        let exchange_exposed_ms =
+            together(&["lookup", "exchange_gradients", "all_reduce", "agree", "check"]);
         let service_ms: Vec<f64> = lines.iter().map(|line| line.step_ms).collect();
         let step_ms = median(service_ms.clone());
         let seconds: Vec<f64> = service_ms.iter().map(|ms| ms / 1e3).collect();

@@ -39,7 +39,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     let mut parallel_section = root.section("parallel");
     let mut parallel = parallel(&mut parallel_section);
     let replicas = parallel.replicas;
-    let pipeline = pipeline(root.section("pipeline"));
+    let pipeline = pipeline(root.section("pipeline"), parallel.ranks);
     let tiers = tiers(root.section("tiers"));
 
     let mut optimizers = root.section("optimizer");
@@ -121,7 +121,7 @@ pub(super) fn config(mut root: Section<'_>) -> Config {
     }
 }
 
-fn pipeline(mut section: Section<'_>) -> PipelineConfig {
+fn pipeline(mut section: Section<'_>, ranks: usize) -> PipelineConfig {
     let modes = [
         ("prefetch", PipelineMode::Prefetch),
         ("serial", PipelineMode::Serial),
@@ -142,8 +142,9 @@ fn pipeline(mut section: Section<'_>) -> PipelineConfig {
             depth.and_then(NonZeroUsize::new)
         }
     };
-    // Nothing overlaps inside a batch that is whole.
-    let usual = if mode == PipelineMode::Nested { NESTED_MICRO_BATCHES } else { 1 };
+    // Nothing overlaps inside a batch that is whole, or has nobody to wait for.
+    let overlaps = mode == PipelineMode::Nested && ranks > 1;
+    let usual = if overlaps { NESTED_MICRO_BATCHES } else { 1 };
     let micro_batches = section.at_least_one("micro_batches", usual);
     section.at_most("micro_batches", micro_batches, MICRO_BATCHES_MAX);
     let micro_batches = NonZeroUsize::new(micro_batches).unwrap_or(NonZeroUsize::MIN);

@@ -83,7 +83,7 @@ pub fn run<D: ModelDevice, R>(
         let mut over = None;
         let panicked = &panicked;
         let mut handles = Vec::new();
-        let fetchers = feeder.fetchers();
+        let (fetchers, begun) = (feeder.fetchers(), feeder.step());
         let (to_next, mut items) = bounded(room);
         handles.push(spawn(scope, "feed", move || {
             feed(feeder, watch, panicked, &to_next, &paid, &told);
@@ -94,7 +94,7 @@ pub fn run<D: ModelDevice, R>(
             over = Some(tell);
             let from = std::mem::replace(&mut items, fetched);
             handles.push(spawn(scope, "fetch", move || {
-                fetch(&fetchers, watch, panicked, &from, &to_step, &hear);
+                fetch(&fetchers, watch, panicked, &from, &to_step, &hear, begun);
             })?);
         }
         let ends = Ends { handles, stop };
@@ -193,7 +193,7 @@ fn feed<D: ModelDevice>(
     }
 }
 
-/// Fetches the rows of each batch.
+/// Fetches the rows of each batch, of the steps after `begun`.
 fn fetch<D: ModelDevice>(
     fetchers: &RowFetchers,
     watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
@@ -201,17 +201,30 @@ fn fetch<D: ModelDevice>(
     from: &Receiver<Item<D>>,
     to: &Sender<Item<D>>,
     over: &Receiver<u64>,
+    begun: u64,
 ) {
     let watch = watch(Lane::Fetch);
+    let mut last = begun; // the newest step that is over
     for Item { mut next, pauses } in from {
         let mut alone = None;
         if let Ok(Next::Step(fed)) = &mut next {
             let mut clock = Clock::watched(watch.clone(), fed.step);
-            let fetched = guarded("fetch", panicked, || {
-                let fetched = fetchers.fetch(&mut fed.found)?;
-                clock.lap("fetch");
-                Ok(fetched)
-            });
+            let fetched = loop {
+                let fetched = guarded("fetch", panicked, || {
+                    let fetched = fetchers.fetch(&mut fed.found)?;
+                    clock.lap("fetch");
+                    Ok(fetched)
+                });
+                last = over.try_iter().last().unwrap_or(last);
+                // Where there is no room, there may be when a step before it is over.
+                match fetched {
+                    Ok(false) if last + 1 < fed.step => match over.recv() {
+                        Ok(step) => last = step,
+                        Err(_) => return,
+                    },
+                    other => break other,
+                }
+            };
             match fetched {
                 Ok(true) => {}
                 Ok(false) => alone = Some(fed.step),
@@ -227,14 +240,9 @@ fn fetch<D: ModelDevice>(
             return;
         }
         // Nothing is fetched beside a batch that did not fit: it needs the room.
-        let Some(alone) = alone else {
-            over.try_iter().for_each(drop);
-            continue;
-        };
-        loop {
+        while alone.is_some_and(|step| last < step) {
             match over.recv() {
-                Ok(step) if step >= alone => break,
-                Ok(_) => {}
+                Ok(step) => last = step,
                 Err(_) => return,
             }
         }

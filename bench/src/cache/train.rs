@@ -145,10 +145,16 @@ impl Run {
             });
             scope.spawn(move || {
                 for mut ahead in routed {
-                    if let (Ok(next), Some(fetchers)) = (&mut ahead, &fetchers)
-                        && let Err(error) = fetchers.fetch(&mut next.found)
-                    {
-                        ahead = Err(error.into());
+                    if let (Ok(next), Some(fetchers)) = (&mut ahead, &fetchers) {
+                        match fetchers.fetch(&mut next.found) {
+                            Ok(true) => {}
+                            Ok(false) => {
+                                let what = "the device tier has no room for the rows of several \
+                                            batches: raise --device-bytes or lower --batch";
+                                ahead = Err(BenchError::usage(what));
+                            }
+                            Err(error) => ahead = Err(error.into()),
+                        }
                     }
                     if to_step.send(ahead).is_err() {
                         return;

@@ -275,8 +275,14 @@ impl<D: LookupOps> ShardedCollection<D> {
         let resolver = Resolver { device, schema, scratch: Arc::default(), moving, maps };
         let spare = Arc::new(Pool::new());
         let (keys, gradients) = (ranks.duplicate("keys")?, ranks.duplicate("gradients")?);
-        let router =
-            Router::new(resolver.clone(), Arc::clone(&layout), &held, keys, 1, Arc::clone(&spare));
+        let router = Router::new(
+            resolver.clone(),
+            Arc::clone(&layout),
+            &held,
+            keys,
+            (1, false),
+            Arc::clone(&spare),
+        );
         Ok(Self {
             resolver,
             layout,
@@ -397,7 +403,14 @@ impl<D: LookupOps> ShardedCollection<D> {
         let (layout, spare) = (Arc::clone(&self.layout), Arc::clone(&self.spare));
         let ranks = self.ranks.duplicate(name)?;
         ranks.agree("number of micro-batches", &micro_batches.to_le_bytes()).wait()?;
-        Ok(Router::new(self.resolver.clone(), layout, &self.held, ranks, micro_batches, spare))
+        Ok(Router::new(
+            self.resolver.clone(),
+            layout,
+            &self.held,
+            ranks,
+            (micro_batches, true),
+            spare,
+        ))
     }
 
     /// The step that messages of vectors and gradients belong to from now on.

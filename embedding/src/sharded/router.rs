@@ -35,6 +35,8 @@ pub struct Router<D: LookupOps> {
     ranks: Communicator,
     /// How many a batch is cut into.
     micro_batches: usize,
+    /// Whether rows' occurrences are found here, which an update needs.
+    trains: bool,
     spare: Arc<Pool<D>>,
 }
 
@@ -108,7 +110,7 @@ impl<D: LookupOps> Router<D> {
         layout: Arc<Layout>,
         held: &[super::Held<D>],
         ranks: Communicator,
-        micro_batches: usize,
+        (micro_batches, trains): (usize, bool),
         spare: Arc<Pool<D>>,
     ) -> Self {
         let owned = held.iter().map(|held| Owned {
@@ -116,7 +118,16 @@ impl<D: LookupOps> Router<D> {
             resolver: held.store.resolver().clone(),
         });
         let fetchers = RoutedFetchers(held.iter().map(|held| held.store.fetchers()).collect());
-        Self { fetchers, resolver, layout, held: owned.collect(), ranks, micro_batches, spare }
+        Self {
+            fetchers,
+            resolver,
+            layout,
+            held: owned.collect(),
+            ranks,
+            micro_batches,
+            trains,
+            spare,
+        }
     }
 
     /// The whole tables and the features.
@@ -161,6 +172,12 @@ impl<D: LookupOps> Router<D> {
         }
         let Spare { fetched, sums, .. } = spare;
         let lookup = Lookup::new(fetched.resolver(), stream, batch)?;
+        if self.trains {
+            fetched.resolver().group(stream, &lookup)?;
+            for (held, asked) in self.held.iter().zip(&asked) {
+                held.resolver.group(stream, &asked.lookup)?;
+            }
+        }
         let has_gradients = false;
         Ok(Routed {
             bags,

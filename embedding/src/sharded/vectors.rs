@@ -98,7 +98,8 @@ impl<D: LookupOps> ShardedCollection<D> {
         let own = self.ranks.rank();
         let numbers_max = routed.asked.iter().zip(&self.held);
         let numbers_max = numbers_max.map(|(asked, held)| asked.lookup.bags() * held.columns.len());
-        let mut send: Vec<f32> = self.ranks.buffer(numbers_max.sum());
+        let parts = routed.micro.len();
+        let mut send: Vec<f32> = self.ranks.buffer(numbers_max.sum::<usize>() / parts);
         let mut first = vec![0; self.held.len()]; // of each piece's bags
         let mut to = Vec::with_capacity(self.ranks.size());
         for rank in 0..self.ranks.size() {
@@ -269,7 +270,7 @@ impl<D: LookupOps> ShardedCollection<D> {
         let marked = complete(&routed.last, micro);
         routed.fetched.row_gradients(stream, &routed.lookup, grad, stride, marked, sums)?;
 
-        let mut send: Vec<f32> = self.gradients.buffer(numbers);
+        let mut send: Vec<f32> = self.gradients.buffer(numbers / routed.micro.len());
         let mut to = Vec::with_capacity(self.gradients.size());
         for pieces in &self.layout.pieces_of {
             let mut blocks = Vec::with_capacity(pieces.len());
