@@ -423,10 +423,8 @@ impl<D: ModelDevice> Model<D> {
                 [mean] = self.ranks.sum([mean])?;
                 clock.lap("agree");
             }
-            if last {
-                if !mean.is_finite() {
-                    return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
-                }
+            if last && !mean.is_finite() {
+                return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
             }
             clock.lap("forward");
             let store = if index == 0 { ParamGrad::Store } else { ParamGrad::Add };
