@@ -68,6 +68,17 @@ fn the_published_pipelines_are_reproduced() {
     assert!((rows - 30.19).abs() < 0.1, "{rows}");
 }
 
+/// One run of `tessera-bench pipeline` on two ranks: within 10%, from what serial took beside its
+/// delays.
+#[test]
+fn a_real_run_over_injected_delays_is_predicted() {
+    let outcome = simulate(&Project::new(""), &example("injected-delays.toml"));
+    let predicted =
+        held(&outcome).into_iter().filter(|(.., within, fitted)| *within <= 10.0 && !fitted);
+    let names: Vec<String> = predicted.map(|(scenario, ..)| scenario).collect();
+    assert_eq!(names, ["prefetch", "nested"]);
+}
+
 /// 2D sparse parallelism on up to 4,096: throughputs within 5% from the one at 256 ranks, memory
 /// verdicts right.
 #[test]

@@ -268,8 +268,13 @@ impl Draw {
             self.some(&mut out, &["uneven = \"pad\""]);
         }
         writeln!(out, "[pipeline]").unwrap();
-        self.some(&mut out, &["micro_batches = 1", "cluster = \"none\""]);
-        let modes = ["", "mode = \"serial\"", "mode = \"prefetch\"\ndepth = 9"];
+        self.some(&mut out, &["micro_batches = 2", "cluster = \"keys\""]);
+        let modes = [
+            "",
+            "mode = \"serial\"",
+            "mode = \"prefetch\"\ndepth = 9",
+            "mode = \"nested\"\ndepth = 2",
+        ];
         writeln!(out, "{}", self.pick(&modes)).unwrap();
         writeln!(out, "[train]").unwrap();
         self.some(
