@@ -100,7 +100,8 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
 
     /// What comes next, with rows fetched. A collective.
     ///
-    /// Errors: as [`Feeder::routed`]; a tier that fails.
+    /// Errors: bad data of any rank, by file and row, or what the ranks say of each other; a tier that
+    /// fails.
     pub fn next(&mut self, clock: &mut Clock) -> Result<Next<D>> {
         let mut next = self.routed(clock)?;
         if let (Next::Step(fed), Some(fetchers)) = (&mut next, &self.fetchers) {

@@ -153,7 +153,8 @@ impl<D: LookupOps> Router<D> {
     /// Tells the owners which rows this rank's part of a batch needs, and hears from all ranks
     /// which of its own are needed. A collective.
     ///
-    /// Errors: [`EmbeddingError::Comm`], [`EmbeddingError::Exchange`], or what the device says.
+    /// Errors: [`EmbeddingError::Comm`](crate::EmbeddingError::Comm),
+    /// [`EmbeddingError::Exchange`](crate::EmbeddingError::Exchange), or what the device says.
     pub fn route(&self, stream: &D::Stream, mut batch: HostLookup) -> Result<Routed<D>> {
         let schema = Arc::clone(self.schema());
         let (bags, rows_read) = (batch.bags, batch.rows_read.clone());
