@@ -86,8 +86,9 @@ mod tests {
         let options = Options { delay: Some(delay), ..Options::default() };
         let times = threads::run(2, &options, |ranks| {
             let other = ranks.duplicate("other").unwrap();
-            ranks.barrier().wait().unwrap();
+            // Nobody posts before all have begun to count.
             let start = Instant::now();
+            ranks.barrier().wait().unwrap();
             let first = ranks.all_to_all_v(vec![0u8; 40_000], &[20_000, 20_000]);
             let second = other.all_to_all_v(vec![0u8; 40_000], &[20_000, 20_000]);
             first.wait().unwrap();
@@ -97,7 +98,7 @@ mod tests {
         });
         for (first, both) in times.unwrap() {
             // 20 ms of bytes and 5 ms of latency, which the second one's bytes do not wait for.
-            assert!(first.as_secs_f64() >= 0.0249 || both.as_secs_f64() >= 0.0449, "{first:?}");
+            assert!(first.as_secs_f64() >= 0.0249, "{first:?}");
             assert!(both.as_secs_f64() >= 0.0449, "{both:?}");
         }
     }
