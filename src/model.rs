@@ -418,15 +418,16 @@ impl<D: ModelDevice> Model<D> {
             }
             self.towers.forward(stream, acts, rows.clone())?;
             mean += self.towers.loss(stream, acts, rows.clone(), total.divisor)?;
-            if last && !self.ranks.is_alone() {
-                clock.lap("forward");
-                [mean] = self.ranks.sum([mean])?;
-                clock.lap("agree");
-            }
-            if last && !mean.is_finite() {
-                return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
-            }
             clock.lap("forward");
+            if last {
+                [mean] = self.ranks.sum([mean])?;
+                if !mean.is_finite() {
+                    return Ok(Stepped::NonFinite(format!("the loss, {mean},")));
+                }
+                if !self.ranks.is_alone() {
+                    clock.lap("agree");
+                }
+            }
             let store = if index == 0 { ParamGrad::Store } else { ParamGrad::Add };
             if let Err(what) =
                 self.backward(rows.clone(), store, last, &mut dense_sq_norm, &mut sums)?

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tessera_comm::{Communicator, Options, Wire, single};
+use tessera_comm::{Communicator, Options, Wire, share, single};
 
 use crate::config::{Config, differing_keys};
 use crate::{Error, Result};
@@ -77,10 +77,7 @@ impl Ranks {
     /// This rank's samples of a global batch: contiguous, and the first ranks take the remainder.
     #[must_use]
     pub fn part(&self, samples: usize) -> Range<usize> {
-        let (rank, size) = (self.rank(), self.size());
-        let (each, more) = (samples / size, samples % size);
-        let start = rank * each + rank.min(more);
-        start..start + each + usize::from(rank < more)
+        share(samples, self.rank(), self.size())
     }
 
     /// Most samples that a rank's part of `samples` has.

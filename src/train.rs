@@ -20,7 +20,7 @@ use crate::config::{Comm, Config, ParallelConfig, PipelineMode};
 use crate::evaluation::Evaluation;
 use crate::metrics::Metrics;
 use crate::model::{FirstValues, Model, ModelDevice};
-use crate::pipeline::{self, Feeder, Next, Source, Stop};
+use crate::pipeline::{self, Feeder, Next, Source};
 use crate::plan;
 use crate::progress::{Progress, Standing};
 use crate::ranks::Ranks;
@@ -520,8 +520,8 @@ impl<D: ModelDevice> Session<'_, '_, D> {
                 let (rank, probe) = (self.ranks.rank(), self.probe);
                 let watch = |lane| watch(probe, rank, lane);
                 let ranks = Rc::clone(&self.ranks);
-                let stop = Stop { give_up: &|reason| ranks.control().give_up(reason) };
-                pipeline::run(feeder, &watch, &stop, |threads| {
+                let give_up = |reason: &str| ranks.control().give_up(reason);
+                pipeline::run(feeder, &watch, &give_up, |threads| {
                     self.steps(Source::Ahead(threads), &mut evaluated)
                 })?
             }

@@ -31,7 +31,7 @@ use crate::document::{Document, Figures};
 use crate::knobs::OutputKnobs;
 use crate::machine::Machine;
 use crate::report::{Curve, plot};
-use crate::stats::{LatencyMs, tail_curve};
+use crate::stats::{LatencyMs, median, tail_curve};
 use crate::{BenchError, Result};
 
 /// The command's name in documents.
@@ -215,12 +215,6 @@ fn train(args: &PipelineArgs, folder: &Path, mode: &str) -> Result<(Vec<StepLine
     Ok((lines.into_iter().skip(args.warmup).collect(), losses))
 }
 
-/// The median.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
-}
-
 /// Runs the command.
 ///
 /// Errors: knobs that make no sense, losses that differ, what training says.
@@ -272,16 +266,13 @@ impl PipelinePoint {
         let names: std::collections::BTreeSet<&String> =
             lines.iter().flat_map(|line| line.stages.keys()).collect();
         let of_stage = |line: &StepLine, name: &str| line.stages.get(name).copied().unwrap_or(0.0);
-        let stage = |name: &str| median(lines.iter().map(|line| of_stage(line, name)).collect());
+        let stage =
+            |name: &str| median(&lines.iter().map(|line| of_stage(line, name)).collect::<Vec<_>>());
         let stages_ms: BTreeMap<String, f64> =
             names.into_iter().map(|name| (name.clone(), stage(name))).collect();
         let together = |names: &[&str]| {
-            median(
-                lines
-                    .iter()
-                    .map(|line| names.iter().map(|name| of_stage(line, name)).sum())
-                    .collect(),
-            )
+            let sum = |line| names.iter().map(|name| of_stage(line, name)).sum();
+            median(&lines.iter().map(sum).collect::<Vec<f64>>())
         };
         let lookup_exposed_ms = match mode {
             "serial" => together(&["read", "route", "fetch", "hold"]),
@@ -290,7 +281,7 @@ impl PipelinePoint {
         let exchange_exposed_ms =
             together(&["lookup", "exchange_gradients", "all_reduce", "agree", "check"]);
         let service_ms: Vec<f64> = lines.iter().map(|line| line.step_ms).collect();
-        let step_ms = median(service_ms.clone());
+        let step_ms = median(&service_ms);
         let seconds: Vec<f64> = service_ms.iter().map(|ms| ms / 1e3).collect();
         Self {
             mode: mode.to_owned(),

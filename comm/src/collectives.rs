@@ -178,7 +178,7 @@ pub(crate) fn all_reduce<T: Wire>(
         let messages = engine.exchange(&op.header, |_| values.payload(0..len))?;
         return combined(&engine.group, &op.header, &messages, len, combine);
     }
-    let slice = |r: usize| share(len, r, size)..share(len, r + 1, size);
+    let slice = |r: usize| share(len, r, size);
     let messages = engine.exchange(&op.header, |to| values.payload(slice(to)))?;
     let sum = combined(&engine.group, &op.header, &messages, slice(rank).len(), combine)?;
     // Before the second exchange: a rank that has heard from all peers in it may take its values
@@ -268,10 +268,16 @@ fn cut(group: &Group, header: &Header, len: usize, counts: &[usize]) -> Result<V
     }
 }
 
-/// Where the share of rank `rank` of `len` elements begins: all shares differ by at most one.
-fn share(len: usize, rank: usize, size: usize) -> usize {
-    let (each, more) = (len / size, len % size);
-    each * rank + more.min(rank)
+/// Share `index` of `count` contiguous shares of `len` things: they differ by at most one, and the
+/// first ones take the remainder.
+///
+/// # Panics
+/// When `count` is 0.
+#[must_use]
+pub fn share(len: usize, index: usize, count: usize) -> Range<usize> {
+    let (each, more) = (len / count, len % count);
+    let at = |index: usize| each * index + more.min(index);
+    at(index)..at(index + 1)
 }
 
 fn argument(group: &Group, header: &Header, reason: String) -> CommError {

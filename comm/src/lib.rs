@@ -48,7 +48,7 @@ mod transport;
 mod wire;
 
 pub use codec::Codec;
-pub use collectives::{Parts, Receive};
+pub use collectives::{Parts, Receive, share};
 pub use communicator::Communicator;
 pub use delay::LinkDelay;
 pub use error::{CommError, Result};

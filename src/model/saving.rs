@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use tessera_cache::Plane;
 
-use super::tables::Rectangle;
+use super::tables::Piece;
 use super::tensors::Home;
 use super::{Model, ModelDevice};
 use crate::Result;
@@ -39,7 +39,7 @@ impl<D: ModelDevice> Model<D> {
     }
 
     /// Where the tensors of a table lie in the rows of one of its rectangles.
-    fn fields(&self, table: usize, rectangle: &Rectangle) -> Vec<Field> {
+    fn fields(&self, table: usize, rectangle: &Piece) -> Vec<Field> {
         let rows = rectangle.rows.start as usize..rectangle.rows.end as usize;
         let field = |tensor, columns: Range<usize>, plane, at| {
             let block = Block { tensor, rows: rows.clone(), columns };
@@ -65,7 +65,7 @@ impl<D: ModelDevice> Model<D> {
             if spec.is_dynamic() {
                 continue;
             }
-            for rectangle in self.tables.rectangles(table) {
+            for rectangle in self.tables.pieces(table) {
                 if !rectangle.writes || rectangle.rows.is_empty() {
                     continue;
                 }
@@ -110,7 +110,7 @@ impl<D: ModelDevice> Model<D> {
             if self.is_dynamic(table) {
                 continue;
             }
-            for rectangle in self.tables.rectangles(table) {
+            for rectangle in self.tables.pieces(table) {
                 let fields = self.fields(table, &rectangle);
                 groups.push(fields.into_iter().map(|field| field.block).collect());
             }

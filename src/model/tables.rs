@@ -7,7 +7,7 @@ use tessera_cache::{IdMapStats, StoreStats};
 use tessera_data::Jagged;
 use tessera_embedding::{
     BadIdPolicy, EmbeddingCollection, Held, HostLookup, LookupOps, Result, Schema,
-    ShardedCollection, SparseStep, UpdateStats,
+    ShardedCollection, SparseStep, UpdateStats, micro_batches,
 };
 
 use super::router::{Found, FoundRows, RouterTables};
@@ -20,15 +20,7 @@ pub(super) enum Tables<D: LookupOps> {
     Shared(Box<ShardedCollection<D>>),
 }
 
-/// A rectangle of a table that this rank holds.
-pub(super) struct Rectangle {
-    pub(super) rows: Range<u64>,
-    pub(super) columns: Range<usize>,
-    /// Whether this rank is the one that writes it to checkpoints.
-    pub(super) writes: bool,
-}
-
-/// A rectangle of a dynamic table that this rank holds: some of its ids.
+/// A rectangle of a table that this rank holds; of a dynamic table, some of its ids.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) table: usize,
@@ -44,7 +36,7 @@ pub(super) struct Piece {
 }
 
 impl<D: LookupOps> Tables<D> {
-    /// The pieces of a dynamic table that this rank holds.
+    /// What this rank holds of a table.
     pub(super) fn pieces(&self, table: usize) -> Vec<Piece> {
         match self {
             Self::Alone(tables) => {
@@ -61,6 +53,8 @@ impl<D: LookupOps> Tables<D> {
             }
             Self::Shared(tables) => {
                 let first = tables.ranks().rank() == 0;
+                // Groups hold the same: the first one writes.
+                let writes = tables.replicas().is_none_or(|replicas| replicas.rank() == 0);
                 let all = tables.held().iter().enumerate();
                 all.filter(|(_, held)| held.table() == table)
                     .map(|(number, held)| {
@@ -72,7 +66,7 @@ impl<D: LookupOps> Tables<D> {
                             blocks,
                             rows: held.rows(),
                             columns: held.columns(),
-                            writes: first || !held.replicated(),
+                            writes: writes && (first || !held.replicated()),
                         }
                     })
                     .collect()
@@ -141,7 +135,7 @@ impl<D: LookupOps> Tables<D> {
                 (FoundRows::Shared(Box::new(routed)), samples)
             }
         };
-        Ok(Found { rows, micro: std::iter::once(0..samples).collect() })
+        Ok(Found { rows, micro: micro_batches(samples, 1) })
     }
 
     /// What routes batches for these tables on a thread of its own, in micro-batches. A
@@ -349,29 +343,6 @@ impl<D: LookupOps> Tables<D> {
         }
     }
 
-    /// What this rank holds of a table.
-    pub(super) fn rectangles(&self, table: usize) -> Vec<Rectangle> {
-        match self {
-            Self::Alone(tables) => {
-                let spec = &tables.schema().tables()[table];
-                vec![Rectangle { rows: 0..spec.rows, columns: 0..spec.dim, writes: true }]
-            }
-            Self::Shared(tables) => {
-                let first = tables.ranks().rank() == 0;
-                // Groups hold the same: the first one writes.
-                let writes = tables.replicas().is_none_or(|replicas| replicas.rank() == 0);
-                let of_table = tables.held().iter().filter(|held| held.table() == table);
-                of_table
-                    .map(|held| Rectangle {
-                        rows: held.rows(),
-                        columns: held.columns(),
-                        writes: writes && (first || !held.replicated()),
-                    })
-                    .collect()
-            }
-        }
-    }
-
     /// The collection with the rectangle of `table` that holds `rows` from column `column` on, the
     /// table's number in it, and the rows counted from its first.
     ///
@@ -405,7 +376,7 @@ impl<D: LookupOps> Tables<D> {
         let tensor = spec.optimizer.state().iter().find(|tensor| tensor.name == state);
         if tensor.is_some_and(|tensor| tensor.columns(spec.dim) == 1) {
             let mut starts: Vec<usize> =
-                self.rectangles(table).into_iter().map(|held| held.columns.start).collect();
+                self.pieces(table).into_iter().map(|held| held.columns.start).collect();
             starts.sort_unstable();
             starts.dedup();
             return starts;

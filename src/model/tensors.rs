@@ -242,7 +242,7 @@ impl<D: ModelDevice> Model<D> {
                 }
                 continue;
             }
-            for rectangle in self.tables.rectangles(table) {
+            for rectangle in self.tables.pieces(table) {
                 if writes && (!rectangle.writes || a_row && rectangle.columns.start > 0) {
                     continue;
                 }

@@ -34,7 +34,7 @@ mod threads;
 
 pub use cluster::{order, unique_keys};
 pub use feed::{Fed, Feeder, Next, signal};
-pub use threads::{Stop, Threads, run};
+pub use threads::{Threads, run};
 
 use crate::Result;
 use crate::clock::Clock;

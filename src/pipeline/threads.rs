@@ -50,21 +50,15 @@ pub struct Threads<D: ModelDevice> {
     waited: Duration,
 }
 
-/// Ends the stages when the loop that they feed has ended.
-pub struct Stop<'a> {
-    /// Tells the other ranks that this one has failed, for one of them may be what a stage of this
-    /// rank waits for.
-    pub give_up: &'a dyn Fn(&str),
-}
-
 /// Runs `body` on what `feeder` gives, with the stages before the step on threads of their own.
-/// `watch` watches a thread's stages.
+/// `watch` watches a thread's stages. `give_up` tells the other ranks that this one has failed, for
+/// one of them may be what a stage of this rank waits for.
 ///
 /// Errors: what `body` says, which reports those of stages.
 pub fn run<D: ModelDevice, R>(
     feeder: Feeder<'_, D>,
     watch: &(dyn Fn(Lane) -> Option<Watch> + Sync),
-    stop: &Stop<'_>,
+    give_up: &dyn Fn(&str),
     body: impl FnOnce(Threads<D>) -> Result<R>,
 ) -> Result<R> {
     let panicked = Mutex::new(None);
@@ -97,7 +91,7 @@ pub fn run<D: ModelDevice, R>(
                 fetch(&fetchers, watch, panicked, &from, &to_step, &hear, begun);
             })?);
         }
-        let ends = Ends { handles, stop };
+        let ends = Ends { handles, give_up };
         let now = Instant::now();
         let threads = Threads {
             items,
@@ -126,9 +120,9 @@ pub fn run<D: ModelDevice, R>(
 }
 
 /// The stages' threads. When the body panics, the other ranks are told before anybody waits.
-struct Ends<'scope, 's> {
+struct Ends<'scope, 'g> {
     handles: Vec<ScopedJoinHandle<'scope, ()>>,
-    stop: &'s Stop<'s>,
+    give_up: &'g dyn Fn(&str),
 }
 
 impl Ends<'_, '_> {
@@ -137,7 +131,7 @@ impl Ends<'_, '_> {
         let start = Instant::now();
         while !self.handles.iter().all(ScopedJoinHandle::is_finished) {
             if start.elapsed() > END_TIME {
-                (self.stop.give_up)(reason);
+                (self.give_up)(reason);
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -148,7 +142,7 @@ impl Ends<'_, '_> {
 impl Drop for Ends<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            (self.stop.give_up)("it panicked");
+            (self.give_up)("it panicked");
         }
     }
 }

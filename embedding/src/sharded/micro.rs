@@ -12,6 +12,8 @@
 
 use std::ops::Range;
 
+use tessera_comm::share;
+
 use crate::{FeatureRows, Marked};
 
 /// The most micro-batches of a batch: marks are bytes.
@@ -21,16 +23,7 @@ pub const MICRO_BATCHES_MAX: usize = 255;
 /// be, the first ones larger. Some are empty when there are fewer samples than micro-batches.
 #[must_use]
 pub fn micro_batches(samples: usize, count: usize) -> Vec<Range<usize>> {
-    let (each, more) = (samples / count, samples % count);
-    let mut start = 0;
-    (0..count)
-        .map(|part| {
-            let end = start + each + usize::from(part < more);
-            let range = start..end;
-            start = end;
-            range
-        })
-        .collect()
+    (0..count).map(|part| share(samples, part, count)).collect()
 }
 
 /// The micro-batches between which each of some vectors is in use; without entries where the
