@@ -71,13 +71,18 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Times the stages of a step.
+/// Most different stages of a step.
+const STAGES_MAX: usize = 24;
+
+/// Times the stages of a step, without asking for memory.
 #[derive(Debug)]
 pub struct Clock {
     start: Instant,
     last: Instant,
     step: u64,
-    stages: Stages,
+    /// Milliseconds by name; those in use come first.
+    laps: [(&'static str, f64); STAGES_MAX],
+    absorbed: Stages,
     watch: Option<Watch>,
 }
 
@@ -92,11 +97,15 @@ impl Clock {
     #[must_use]
     pub fn watched(watch: Option<Watch>, step: u64) -> Self {
         let now = Instant::now();
-        Self { start: now, last: now, step, stages: BTreeMap::new(), watch }
+        let (laps, absorbed) = ([("", 0.0); STAGES_MAX], Stages::new());
+        Self { start: now, last: now, step, laps, absorbed, watch }
     }
 
     /// Ends a stage; the next one starts. Gives its seconds.
-    pub fn lap(&mut self, stage: &str) -> f64 {
+    ///
+    /// # Panics
+    /// When there are more than 24 stages.
+    pub fn lap(&mut self, stage: &'static str) -> f64 {
         let seen = |watch: &Watch| {
             let Watch { rank, lane, .. } = *watch;
             (Arc::clone(&watch.probe), Stage { rank, lane, step: self.step, name: stage })
@@ -111,27 +120,34 @@ impl Clock {
         }
         let seconds = (now - self.last).as_secs_f64();
         self.last = now;
-        self.add(stage, seconds * 1e3);
+        let is_its = |(name, _): &&mut (&str, f64)| name.is_empty() || *name == stage;
+        let lap = self.laps.iter_mut().find(is_its).expect("a place for each stage");
+        *lap = (stage, lap.1 + seconds * 1e3);
         seconds
     }
 
     /// Counts stages that another thread did for this step.
-    pub fn absorb(&mut self, stages: &Stages) {
-        for (stage, &ms) in stages {
-            self.add(stage, ms);
-        }
-    }
-
-    fn add(&mut self, stage: &str, ms: f64) {
-        match self.stages.get_mut(stage) {
-            Some(sum) => *sum += ms,
-            None => drop(self.stages.insert(stage.to_owned(), ms)),
+    pub fn absorb(&mut self, stages: Stages) {
+        if self.absorbed.is_empty() {
+            self.absorbed = stages;
+        } else {
+            stages
+                .into_iter()
+                .for_each(|(stage, ms)| *self.absorbed.entry(stage).or_default() += ms);
         }
     }
 
     /// Milliseconds from the start, and of each stage by name.
     #[must_use]
     pub fn finish(self) -> (f64, Stages) {
-        (self.start.elapsed().as_secs_f64() * 1e3, self.stages)
+        let ms = self.start.elapsed().as_secs_f64() * 1e3;
+        let mut stages = self.absorbed;
+        for (stage, ms) in self.laps.into_iter().take_while(|(stage, _)| !stage.is_empty()) {
+            match stages.get_mut(stage) {
+                Some(sum) => *sum += ms,
+                None => drop(stages.insert(stage.to_owned(), ms)),
+            }
+        }
+        (ms, stages)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
 
 use super::{Feeder, Next};
 use crate::clock::{Clock, Lane, Watch};
@@ -36,8 +36,8 @@ pub struct Threads<D: ModelDevice> {
     items: Receiver<Item<D>>,
     credits: Sender<()>,
     go_on: Sender<()>,
-    /// Steps that are over; `None` where nobody waits for that.
-    over: Option<Sender<u64>>,
+    /// Says which step is over; `None` where nobody waits for that.
+    over: Option<Newest>,
     /// The step that was taken last.
     step: u64,
     /// Whether the feeder waits behind what was taken last.
@@ -48,6 +48,27 @@ pub struct Threads<D: ModelDevice> {
     taken: u64,
     watched_from: Instant,
     waited: Duration,
+}
+
+/// Tells another thread of steps. It may be busy, and wants to know of the newest one only: that one
+/// takes the place of one not heard yet, and nobody who tells ever waits.
+struct Newest {
+    tell: Sender<u64>,
+    /// Takes back what was not heard.
+    unheard: Receiver<u64>,
+}
+
+impl Newest {
+    fn channel() -> (Self, Receiver<u64>) {
+        let (tell, hear) = bounded(1);
+        (Self { tell, unheard: hear.clone() }, hear)
+    }
+
+    fn tell(&self, step: u64) {
+        while let Err(TrySendError::Full(_)) = self.tell.try_send(step) {
+            let _ = self.unheard.try_recv();
+        }
+    }
 }
 
 /// Runs `body` on what `feeder` gives, with the stages before the step on threads of their own.
@@ -84,7 +105,7 @@ pub fn run<D: ModelDevice, R>(
         })?);
         if let Some(fetchers) = fetchers {
             let (to_step, fetched) = bounded(room);
-            let (tell, hear) = bounded(room);
+            let (tell, hear) = Newest::channel();
             over = Some(tell);
             let from = std::mem::replace(&mut items, fetched);
             handles.push(spawn(scope, "fetch", move || {
@@ -209,7 +230,7 @@ fn fetch<D: ModelDevice>(
                     clock.lap("fetch");
                     Ok(fetched)
                 });
-                last = over.try_iter().last().unwrap_or(last);
+                last = over.try_recv().unwrap_or(last);
                 // Where there is no room, there may be when a step before it is over.
                 match fetched {
                     Ok(false) if last + 1 < fed.step => match over.recv() {
@@ -252,10 +273,10 @@ impl<D: ModelDevice> Threads<D> {
         let now = Instant::now();
         clock.lap("wait");
         self.pauses = pauses;
-        let next = next?;
-        if let Next::Step(fed) = &next {
+        let mut next = next?;
+        if let Next::Step(fed) = &mut next {
             self.step = fed.step;
-            clock.absorb(&fed.stages);
+            clock.absorb(std::mem::take(&mut fed.stages));
             self.watch_waits(asked, now);
         }
         // The feeder may be gone, with nothing left to feed.
@@ -266,7 +287,7 @@ impl<D: ModelDevice> Threads<D> {
     /// See [`Source::done`](super::Source::done).
     pub(super) fn done(&mut self) {
         if let Some(over) = &self.over {
-            let _ = over.send(self.step);
+            over.tell(self.step);
         }
         if std::mem::take(&mut self.pauses) {
             // A pause is not a wait.

@@ -126,3 +126,45 @@ fn a_stage_that_fails_stops_all_of_them_and_is_named() {
         }
     }
 }
+
+/// Sleeps in the step, so that batches are fetched while those before them train.
+struct SlowSteps;
+
+impl Probe for SlowSteps {
+    fn done(&self, stage: Stage<'_>) {
+        if stage.name == "forward" {
+            std::thread::sleep(Duration::from_millis(4));
+        }
+    }
+}
+
+/// What is over was told in a queue that had no room for the end of an epoch after as many steps as
+/// could be on their way: the step waited for the fetching thread, which waited for the feeder, which
+/// waited for the step.
+#[test]
+fn an_epoch_ends_behind_batches_that_were_fetched_while_others_trained() {
+    let Some(shared) = shared() else { return };
+    let project = project(&shared.join("golden/dlrm_jagged_adam"));
+    for depth in 1..=3 {
+        let out = format!("depth-{depth}");
+        let set = [
+            "tiers.device_bytes=60000".to_owned(),
+            "train.epochs=3".to_owned(),
+            format!("pipeline.depth={depth}"),
+        ];
+        let args = Train {
+            config: ConfigArgs { config: project.path("golden/config.toml"), set: set.to_vec() },
+            init: None,
+            resume: None,
+            trace: None,
+            out: Some(project.path(&out)),
+        };
+        let (tell, hear) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let hooks = Hooks { probe: Some(Arc::new(SlowSteps)), ..Hooks::default() };
+            let _ = tell.send(train::run_with(&args, &hooks));
+        });
+        let ended = hear.recv_timeout(Duration::from_secs(60));
+        ended.expect("the run ends").unwrap();
+    }
+}
