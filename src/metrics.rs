@@ -1,7 +1,8 @@
 //! What a training run tells Prometheus; docs/metrics.md lists every name.
 
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Opts, Registry,
 };
 use tessera_cache::CacheMetrics;
 use tessera_data::DataMetrics;
@@ -9,6 +10,7 @@ use tessera_embedding::{EmbeddingMetrics, IdMetrics};
 
 use crate::Result;
 use crate::evaluation::Evaluation;
+use crate::pipeline::Clustered;
 
 /// Bounds of duration histograms in seconds: from 10 microseconds to 100 seconds, 1-2-5.
 fn seconds() -> Vec<f64> {
@@ -50,6 +52,9 @@ pub struct Metrics {
     pub step_seconds: Histogram,
     /// Seconds of each stage of a step.
     pub stage_seconds: HistogramVec,
+    /// Different keys of each micro-batch, added up, by the order of samples: as they were
+    /// given, and clustered.
+    keys: [IntCounter; 2],
     /// Rows that ranks look up, the most over the mean.
     pub imbalance: Gauge,
     /// Steps skipped for a loss or gradient that is not finite.
@@ -145,6 +150,15 @@ impl Metrics {
         )
         .expect("a valid name and bounds");
         register(Box::new(stage_seconds.clone()));
+        let keys = IntCounterVec::new(
+            Opts::new(
+                "tessera_pipeline_micro_batch_keys_total",
+                "Different keys of each micro-batch, added up, by the order of samples.",
+            ),
+            &["order"],
+        )
+        .expect("a valid name");
+        register(Box::new(keys.clone()));
         let eval = GaugeVec::new(
             Opts::new("tessera_eval_ratio", "Figures of the last evaluation, by metric."),
             &["metric"],
@@ -181,6 +195,7 @@ impl Metrics {
             ),
             step_seconds: histogram("tessera_train_step_seconds", "Duration of a whole step."),
             stage_seconds,
+            keys: ["given", "clustered"].map(|order| keys.with_label_values(&[order])),
             imbalance: gauge(
                 "tessera_train_imbalance_ratio",
                 "Rows that ranks looked up in the last step, the most over the mean.",
@@ -216,6 +231,12 @@ impl Metrics {
             eval_seconds: histogram("tessera_eval_seconds", "Duration of an evaluation."),
             eval,
         }
+    }
+
+    /// Shows what clustering saved of a batch's keys.
+    pub fn clustered(&self, clustered: &Clustered) {
+        self.keys[0].inc_by(clustered.keys_before);
+        self.keys[1].inc_by(clustered.keys_after);
     }
 
     /// Shows the figures of an evaluation; a figure that is not defined is not shown.

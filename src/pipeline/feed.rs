@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use super::order;
+use super::Clusterer;
 use crate::checkpoint::Moment;
 use crate::clock::{Clock, Stages};
 use crate::config::{Cluster, Config};
@@ -48,6 +48,7 @@ pub struct Feeder<'a, D: ModelDevice> {
     fetchers: Option<RowFetchers>,
     /// The table of each feature.
     tables: Vec<usize>,
+    clusterer: Clusterer,
     /// Steps fed so far.
     step: u64,
 }
@@ -71,7 +72,8 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
         let feeder = |shares| {
             let step = moment.step;
             let tables = config.features().map(|(table, _, _)| table).collect();
-            Self { config, metrics, signals, shares, router, fetchers, tables, step }
+            let clusterer = Clusterer::default();
+            Self { config, metrics, signals, shares, router, fetchers, tables, clusterer, step }
         };
         Ok(shares.map(feeder))
     }
@@ -134,12 +136,13 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
                     let step = self.step + 1;
                     let parts = self.config.pipeline.micro_batches.get();
                     if self.config.pipeline.cluster == Cluster::Keys && parts > 1 {
-                        let order = order(&share.own, &self.tables);
-                        share.own = share.own.reordered(&order);
+                        let clustered = self.clusterer.order(&share.own, &self.tables, parts);
+                        share.own = share.own.reordered(&clustered.order);
+                        self.metrics.clustered(&clustered);
                         clock.lap("cluster");
                     }
                     let (ranks, metrics) = (self.shares.ranks(), self.metrics);
-                    let found = self.router.route(ranks, step, &share.own, metrics)?;
+                    let found = self.router.route(ranks, step, &mut share.own, metrics)?;
                     clock.lap("route");
                     self.step = step;
                     Next::Step(Box::new(Fed { step, share: *share, found, stages: Stages::new() }))

@@ -13,7 +13,7 @@
 //! and depth has the bits of serial.
 //!
 //! **Clustering.** With several micro-batches the feeder may order a share's samples anew
-//! ([`order`]): it trains on the same samples in the same step.
+//! ([`Clusterer`]): it trains on the same samples in the same step.
 //!
 //! **Bounds.** At most `depth` batches are past the reader and not yet in their step: the feeder
 //! takes a credit for each, the step gives it back when it takes the batch. Unless the
@@ -32,7 +32,7 @@ mod cluster;
 mod feed;
 mod threads;
 
-pub use cluster::{order, unique_keys};
+pub use cluster::{Clustered, Clusterer};
 pub use feed::{Fed, Feeder, Next, signal};
 pub use threads::{Threads, run};
 
