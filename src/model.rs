@@ -327,7 +327,7 @@ impl<D: ModelDevice> Model<D> {
     ///
     /// Errors: [`Error::BadInput`] with the file and row of the sample.
     fn check(&self, own: &Batch, metrics: &Metrics) -> Result<HostLookup> {
-        let features = router::features(own, self.wide);
+        let features = router::twice(own.features().to_vec(), self.wide);
         let checked = self.tables.check(features, self.on_bad_id);
         checked.map_err(|error| bad_input(error, self.schema(), own, metrics))
     }

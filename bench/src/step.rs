@@ -178,10 +178,10 @@ impl Training {
         Ok((router, fetchers, Metrics::register(&Registry::new(), self.model.table_names())?))
     }
 
-    /// One step, routing included.
+    /// One step, routing included, which takes the batch's ids.
     ///
     /// Errors: a loss that is not finite, or what the model says.
-    pub(crate) fn step(&mut self, batch: &Batch, clock: &mut Clock) -> Result<StepLoss> {
+    pub(crate) fn step(&mut self, batch: &mut Batch, clock: &mut Clock) -> Result<StepLoss> {
         let step = self.updates + 1;
         let found = self.router.route(&Ranks::alone(), step, batch, &self.metrics)?;
         clock.lap("route");
@@ -260,7 +260,7 @@ impl Training {
     ///
     /// Errors: [`BenchError::WrongAnswer`], or what the model says.
     pub fn check(&mut self, batch: &Batch) -> Result<()> {
-        let batch = batch.slice(0..batch.samples().min(CHECKED));
+        let mut batch = batch.slice(0..batch.samples().min(CHECKED));
         let samples = batch.samples();
         // The wide part looks the same ids up in tables of its own.
         let features = self.embedding().schema().features().len();
@@ -316,7 +316,7 @@ impl Training {
             }
         };
         let config_clip = self.config.clip;
-        let got = self.step(&batch, &mut Clock::start())?.mean;
+        let got = self.step(&mut batch, &mut Clock::start())?.mean;
         check::close(|| "loss".into(), got, loss, 1e-4 * loss.abs())?;
 
         let after = self.params()?;
@@ -379,14 +379,15 @@ pub enum Source<'a> {
 pub struct Steps<'a> {
     training: &'a mut Training,
     source: Source<'a>,
-    next: usize,
+    /// A copy of the next batch in memory: a step takes its ids.
+    prepared: Option<Batch>,
 }
 
 impl<'a> Steps<'a> {
     /// Steps on batches in memory.
     #[must_use]
     pub fn in_memory(training: &'a mut Training, batches: &'a [Batch]) -> Self {
-        Self { training, source: Source::Memory(batches), next: 0 }
+        Self { training, source: Source::Memory(batches), prepared: None }
     }
 
     /// Steps on the data of the model's configuration, in batches of `batch`.
@@ -394,33 +395,35 @@ impl<'a> Steps<'a> {
     /// Errors: data that cannot be opened.
     pub fn on_data(training: &'a mut Training, batch: usize) -> Result<Self> {
         let feed = Feed::open(&training.config, batch, &training.metrics.data)?;
-        Ok(Self { training, source: Source::Data(feed), next: 0 })
+        Ok(Self { training, source: Source::Data(feed), prepared: None })
     }
 }
 
 impl Workload for Steps<'_> {
     fn prepare(&mut self, number: usize) -> Result<()> {
-        self.next = number;
+        self.prepared = match &self.source {
+            Source::Memory(batches) => Some(batches[number % batches.len()].clone()),
+            Source::Data(_) => None,
+        };
         Ok(())
     }
 
     fn serve(&mut self) -> Result<Stages> {
         let mut clock = Clock::start();
-        match &mut self.source {
-            Source::Memory(batches) => {
-                let batch = &batches[self.next % batches.len()];
-                self.training.step(batch, &mut clock)?;
-            }
-            Source::Data(feed) => {
+        let mut batch = match (&mut self.source, self.prepared.take()) {
+            (_, Some(batch)) => batch,
+            (Source::Memory(_), None) => return Err(BenchError::usage("nothing is prepared")),
+            (Source::Data(feed), None) => {
                 let batch = loop {
                     if let Event::Batch { batch, .. } = feed.next_event()? {
                         break batch;
                     }
                 };
                 clock.lap("read");
-                self.training.step(&batch, &mut clock)?;
+                batch
             }
-        }
+        };
+        self.training.step(&mut batch, &mut clock)?;
         let (_, stages) = clock.finish();
         Ok(stages.into_iter().map(|(name, ms)| (name, ms / 1e3)).collect())
     }

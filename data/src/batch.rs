@@ -252,6 +252,11 @@ impl Batch {
         }
     }
 
+    /// Takes the features out: the batch has none afterwards, and its samples are what they were.
+    pub fn take_features(&mut self) -> Vec<Jagged> {
+        std::mem::take(&mut self.parts.features)
+    }
+
     /// The files that the samples came from.
     pub(crate) fn files(&self) -> Arc<[SourceFile]> {
         match &self.parts.provenance {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use tessera_data::Batch;
+use tessera_data::{Batch, Jagged};
 use tessera_embedding::{
     BadIdPolicy, EmbeddingError, Fetchers, Lookup, LookupOps, Resolver, Routed, RoutedFetchers,
     Schema, micro_batches,
@@ -60,7 +60,7 @@ impl<D: ModelDevice> Router<D> {
 
     /// Checks the labels and ids of this rank's samples of step `step`, and, if those of all ranks
     /// are good, finds the rows that they need. `ranks` are the model's, on a communicator that
-    /// only the caller's thread uses. A collective.
+    /// only the caller's thread uses. The samples' ids are taken out of `own`. A collective.
     ///
     /// Errors: [`Error::BadInput`] and [`Error::BadLabel`] with the file and row of the sample;
     /// [`Error::OtherRank`] where it is another rank's; what the device says.
@@ -68,10 +68,11 @@ impl<D: ModelDevice> Router<D> {
         &self,
         ranks: &Ranks,
         step: u64,
-        own: &Batch,
+        own: &mut Batch,
         metrics: &Metrics,
     ) -> Result<Found<D>> {
-        let features = features(own, self.wide);
+        let features = twice(own.take_features(), self.wide);
+        let own = &*own;
         let micro = micro_batches(own.samples(), self.micro_batches);
         let stream = &self.stream;
         let labels = check_labels(own);
@@ -147,10 +148,9 @@ impl<D: LookupOps> Found<D> {
 }
 
 /// The features of a batch as the tables take them: the wide part looks them up a second time.
-pub(super) fn features(own: &Batch, wide: bool) -> Vec<tessera_data::Jagged> {
-    let mut features = own.features().to_vec();
+pub(super) fn twice(mut features: Vec<Jagged>, wide: bool) -> Vec<Jagged> {
     if wide {
-        features.extend_from_slice(own.features());
+        features.extend_from_within(..);
     }
     features
 }

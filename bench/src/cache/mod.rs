@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! lookups all on device      against a resident table                             (hits)
+//! ids of dynamic tables      against a static table                               (ids)
 //! the log on SSD             against the disk: puts, gets, updates                (ssd)
 //! fetches all in one tier    device, host, SSD                                    (fetches)
 //! fetches of batches         for each size of the device tier: who finds what     (fetches)
@@ -13,10 +14,12 @@
 pub mod disk;
 pub mod fetches;
 pub mod hits;
+pub mod ids;
 pub mod knobs;
 pub mod point;
 pub mod rows;
 pub mod ssd;
+pub mod steps;
 pub mod train;
 
 use std::hint::black_box;
@@ -74,6 +77,7 @@ pub fn run(args: &CacheArgs) -> Result<Document<CachePoint>> {
     let machine = Machine::look(&cpu);
     let mut points = Vec::new();
     hits::measure(&cpu, args, &table, layout, &mut points)?;
+    ids::measure(&cpu, args, &table, &mut points)?;
     let memory = Memory::measure(&cpu, layout);
     let ssd = match &args.ssd_dir {
         Some(dir) => {

@@ -2,9 +2,13 @@
 //! in memory.
 //!
 //! ```text
-//! tiers      write every row once; steps that fill the tiers; steps that count
-//! disk       random 4 KiB reads of the tables' own files            what misses cost at the least
+//! tiers      write every row once; steps that fill the tiers; rounds of steps that count ([`steps`])
+//! disk       in each round, random 4 KiB reads of the tables' own files: what misses cost at the least
+//! in serial  steps of mode serial, in the same rounds
+//! overlap    mode prefetch against what overlapping those could bring
 //! resident   the same steps
+//!
+//! [`steps`]: super::steps
 //! ```
 //! Every row is written before anything is measured, so that one which was never trained is read back
 //! instead of being made anew. Batches are never twice the same; as in mode prefetch of training, one thread draws
@@ -13,29 +17,24 @@
 //! the disk's random reads bring the rows that steps miss, whichever is lower.
 
 use std::fmt;
-use std::sync::mpsc::sync_channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tessera::clock::Clock;
 use tessera::config::Config;
-use tessera::model::Found;
-use tessera::ranks::Ranks;
 use tessera_cache::StoreStats;
-use tessera_data::Batch;
 use tessera_device::Cpu;
 use tessera_embedding::{ColdTier, Tiers};
 
-use super::disk::Pages;
 use super::knobs::TiersArgs;
 use super::point::Shares;
+use super::steps::{DiskProbe, Run, Steps};
 use crate::document::{Document, Figures};
 use crate::draw::Law;
 use crate::knobs::{DenseOptimizerKnob, Hots, OutputKnobs, RunKnobs, StepArgs, TableKnobs};
 use crate::machine::Machine;
 use crate::report::{Curve, plot};
 use crate::requests::{Draw, Drawer};
-use crate::stats::{LatencyMs, tail_curve};
+use crate::stats::{LatencyMs, median, tail_curve};
 use crate::step::{DENSE, Training, config_of_knobs};
 use crate::tables::{self, Defaults, Table};
 use crate::{BenchError, Result};
@@ -69,6 +68,8 @@ pub struct TrainPoint {
     pub ssd_wait: Option<f64>,
     /// Share of steps' time that they waited for the SSD to write.
     pub ssd_write: Option<f64>,
+    /// Of mode serial: share of steps' time that they waited for rows to be fetched.
+    pub fetch_share: Option<f64>,
     /// Memory of the process that is no file's, and locked memory, at its most, in bytes; `None`
     /// where the system does not tell.
     pub peak_bytes: Option<u64>,
@@ -80,130 +81,25 @@ pub struct TrainPoint {
     pub service_ms: Vec<f64>,
 }
 
-/// `RssAnon` and `VmLck` of this process together, in bytes.
-fn memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib = |key: &str| -> Option<u64> {
-        let line = text.lines().find(|line| line.starts_with(key))?;
-        line.split_whitespace().nth(1)?.parse().ok()
-    };
-    Some((kib("RssAnon:")? + kib("VmLck:")?) << 10)
-}
-
-/// The sum over tables.
-fn sum(stats: &[StoreStats]) -> StoreStats {
-    let mut sum = StoreStats::default();
-    for stats in stats {
-        sum.device.hits += stats.device.hits;
-        sum.host.hits += stats.host.hits;
-        sum.cold_rows += stats.cold_rows;
-        sum.first_rows += stats.first_rows;
-        sum.cold_wait_s += stats.cold_wait_s;
-        sum.cold_write_s += stats.cold_write_s;
-    }
-    sum
-}
-
-/// Batches that wait between two threads.
-const AHEAD: usize = 1;
-
-/// A batch on its way.
-struct Ahead {
-    batch: Batch,
-    found: Found<Cpu>,
-}
-
-/// What some steps did.
-struct Run {
-    seconds: Vec<f64>,
-    losses: Vec<f64>,
-    stats: [StoreStats; 2],
-    peak_bytes: Option<u64>,
-}
-
-impl Run {
-    fn of(training: &mut Training, args: &TiersArgs, drawer: &mut Drawer<'_>) -> Result<Self> {
-        let mut peak = memory_bytes();
-        let (mut seconds, mut losses) = (Vec::new(), Vec::new());
-        let mut before = StoreStats::default();
-        let steps = args.warmup + args.iterations;
-        let (router, fetchers, metrics) = training.router()?;
-        std::thread::scope(|scope| {
-            let (to_fetch, routed) = sync_channel::<Result<Ahead>>(AHEAD);
-            let (to_step, fetched) = sync_channel::<Result<Ahead>>(AHEAD);
-            scope.spawn(move || {
-                for step in 1..=steps as u64 {
-                    let ahead = drawer.draw().and_then(|batch| {
-                        let found = router.route(&Ranks::alone(), step, &batch, &metrics)?;
-                        Ok(Ahead { batch, found })
-                    });
-                    let failed = ahead.is_err();
-                    if to_fetch.send(ahead).is_err() || failed {
-                        return;
-                    }
-                }
-            });
-            scope.spawn(move || {
-                for mut ahead in routed {
-                    if let (Ok(next), Some(fetchers)) = (&mut ahead, &fetchers) {
-                        match fetchers.fetch(&mut next.found) {
-                            Ok(true) => {}
-                            Ok(false) => {
-                                let what = "the device tier has no room for the rows of several \
-                                            batches: raise --device-bytes or lower --batch";
-                                ahead = Err(BenchError::usage(what));
-                            }
-                            Err(error) => ahead = Err(error.into()),
-                        }
-                    }
-                    if to_step.send(ahead).is_err() {
-                        return;
-                    }
-                }
-            });
-            let mut last = Instant::now();
-            for (number, ahead) in fetched.into_iter().enumerate() {
-                let Ahead { batch, found } = ahead?;
-                if number == args.warmup {
-                    before = sum(&training.store_stats()?);
-                }
-                let loss = training.train(&batch, found, &mut Clock::start())?;
-                losses.push(loss.mean);
-                let now = Instant::now();
-                if number >= args.warmup {
-                    seconds.push((now - last).as_secs_f64());
-                }
-                last = now;
-                peak = peak.max(memory_bytes());
-            }
-            Ok::<(), BenchError>(())
-        })?;
-        let stats = [before, sum(&training.store_stats()?)];
-        Ok(Self { seconds, losses, stats, peak_bytes: peak })
-    }
-
-    fn steps_per_s(&self) -> f64 {
-        self.seconds.len() as f64 / self.seconds.iter().sum::<f64>()
-    }
-
-    fn point(&self, case: &str, limit_steps_per_s: f64) -> TrainPoint {
-        let steps_per_s = self.steps_per_s();
-        TrainPoint {
-            case: case.into(),
-            steps_per_s,
-            limit_steps_per_s,
-            share_of_limit: steps_per_s / limit_steps_per_s,
-            shares: None,
-            rows_per_step: None,
-            misses_per_step: None,
-            reads_per_s: None,
-            ssd_wait: None,
-            ssd_write: None,
-            peak_bytes: self.peak_bytes,
-            peak_bytes_bound: None,
-            latency_ms: LatencyMs::of(&self.seconds),
-            service_ms: self.seconds.iter().map(|s| s * 1e3).collect(),
-        }
+/// The point of a mode.
+fn point(case: &str, run: &Run, steps: &Steps, limit_steps_per_s: f64) -> TrainPoint {
+    let steps_per_s = steps.per_s();
+    TrainPoint {
+        case: case.into(),
+        steps_per_s,
+        limit_steps_per_s,
+        share_of_limit: steps_per_s / limit_steps_per_s,
+        shares: None,
+        rows_per_step: None,
+        misses_per_step: None,
+        reads_per_s: None,
+        ssd_wait: None,
+        ssd_write: None,
+        fetch_share: None,
+        peak_bytes: run.peak_bytes,
+        peak_bytes_bound: None,
+        latency_ms: LatencyMs::of(&steps.seconds),
+        service_ms: steps.seconds.iter().map(|s| s * 1e3).collect(),
     }
 }
 
@@ -279,22 +175,23 @@ pub fn run(args: &TiersArgs) -> Result<Document<TrainPoint>> {
     let draw = Draw { batch: args.batch, hots: None, requests: 1, dense: DENSE, seed: args.seed };
     let law = Law::Zipf { alpha: args.alpha };
 
+    let steps = (args.warmup, args.iterations);
+    let disk = args.ssd_dir.as_deref().map(|dir| DiskProbe {
+        dir,
+        depth: DEPTH,
+        duration: Duration::from_millis(args.disk_ms),
+        seed: args.seed,
+    });
     let tiered = {
         let mut training = model(&cpu, &config)?;
-        let run = Run::of(&mut training, args, &mut Drawer::new(&tables, &law, draw)?)?;
-        let rate = args.ssd_dir.as_ref().map(|dir| {
-            let read = |source| BenchError::Read { path: dir.clone(), source };
-            let long = Duration::from_millis(args.disk_ms);
-            Pages::below(dir).and_then(|pages| pages.rate(DEPTH, long, args.seed)).map_err(read)
-        });
-        (run, rate.transpose()?)
+        Run::of(&mut training, steps, &mut Drawer::new(&tables, &law, draw)?, disk)?
     };
     config.tiers = None;
     let resident = match args.no_resident {
         true => None,
         false => {
             let mut training = model(&cpu, &config)?;
-            Some(Run::of(&mut training, args, &mut Drawer::new(&tables, &law, draw)?)?)
+            Some(Run::of(&mut training, steps, &mut Drawer::new(&tables, &law, draw)?, None)?)
         }
     };
     let points = points(&tiered, resident.as_ref(), device + host)?;
@@ -316,11 +213,7 @@ pub fn run(args: &TiersArgs) -> Result<Document<TrainPoint>> {
 }
 
 /// The points of both models.
-fn points(
-    (run, reads_per_s): &(Run, Option<f64>),
-    resident: Option<&Run>,
-    budget_bytes: u64,
-) -> Result<Vec<TrainPoint>> {
+fn points(run: &Run, resident: Option<&Run>, budget_bytes: u64) -> Result<Vec<TrainPoint>> {
     if let Some(resident) = resident
         && let Some(at) = run.losses.iter().zip(&resident.losses).position(|(t, r)| t != r)
     {
@@ -330,34 +223,46 @@ fn points(
             want: resident.losses[at],
         });
     }
-    let [before, after] = &run.stats;
-    let steps = run.seconds.len() as f64;
-    let total: f64 = run.seconds.iter().sum();
-    let rows = |stats: &StoreStats| {
-        (stats.device.hits + stats.host.hits + stats.cold_rows + stats.first_rows) as f64
-    };
-    let misses = (after.cold_rows - before.cold_rows) as f64 / steps;
-    let mut limit = resident.map_or(f64::INFINITY, Run::steps_per_s);
+    let reads_per_s = (!run.disk_reads_per_s.is_empty()).then(|| median(&run.disk_reads_per_s));
+    let misses_of = |steps: &Steps| steps.stats.cold_rows as f64 / steps.count as f64;
+    let mut limit = resident.map_or(f64::INFINITY, |resident| resident.prefetch.per_s());
+    let misses = misses_of(&run.prefetch);
     if let Some(reads) = reads_per_s
         && misses > 0.0
     {
         limit = limit.min(reads / misses);
     }
     if limit.is_infinite() {
-        limit = run.steps_per_s();
+        limit = run.prefetch.per_s();
     }
-    let tiered = TrainPoint {
-        shares: Some(Shares::between(before, after)),
-        rows_per_step: Some((rows(after) - rows(before)) / steps),
-        misses_per_step: Some(misses),
-        reads_per_s: *reads_per_s,
-        ssd_wait: Some((after.cold_wait_s - before.cold_wait_s) / total),
-        ssd_write: Some((after.cold_write_s - before.cold_write_s) / total),
-        peak_bytes_bound: Some(budget_bytes + budget_bytes * 15 / 100 + 500_000_000),
-        ..run.point("tiers", limit)
+    let share = run.serial.fetch_s / run.serial.seconds.iter().sum::<f64>();
+    // Of two things that take shares of the time, the longer one is what overlapping leaves.
+    let bound = run.serial.per_s() / share.max(1.0 - share);
+    let in_tiers = |case: &str, steps: &Steps, limit: f64| {
+        let stats = &steps.stats;
+        let count = steps.count as f64;
+        let rows = stats.device.hits + stats.host.hits + stats.cold_rows + stats.first_rows;
+        let total = steps.seconds.iter().sum::<f64>() / steps.seconds.len() as f64 * count;
+        TrainPoint {
+            shares: Some(Shares::between(&StoreStats::default(), stats)),
+            rows_per_step: Some(rows as f64 / count),
+            misses_per_step: Some(misses_of(steps)),
+            reads_per_s,
+            ssd_wait: Some(stats.cold_wait_s / total),
+            ssd_write: Some(stats.cold_write_s / total),
+            peak_bytes_bound: Some(budget_bytes + budget_bytes * 15 / 100 + 500_000_000),
+            ..point(case, run, steps, limit)
+        }
     };
-    let mut points = vec![tiered];
-    points.extend(resident.map(|run| run.point("resident", run.steps_per_s())));
+    let mut points = vec![
+        in_tiers("tiers", &run.prefetch, limit),
+        TrainPoint {
+            fetch_share: Some(share),
+            ..in_tiers("in serial", &run.serial, run.serial.per_s())
+        },
+        TrainPoint { peak_bytes: None, ..point("overlap", run, &run.prefetch, bound) },
+    ];
+    points.extend(resident.map(|run| point("resident", run, &run.prefetch, run.prefetch.per_s())));
     Ok(points)
 }
 
@@ -416,6 +321,16 @@ impl Figures for TrainPoint {
                 100.0 * shares.first
             )?;
             let percent = |share: Option<f64>| 100.0 * share.unwrap_or(0.0);
+            if let Some(share) = point.fetch_share {
+                writeln!(
+                    f,
+                    "in serial, steps wait for rows {:.1}% of the time: overlapped, steps could be 1 / {:.2} \
+                     as long",
+                    100.0 * share,
+                    1.0 / share.max(1.0 - share)
+                )?;
+                continue;
+            }
             writeln!(
                 f,
                 "waiting for the SSD: {:.1}% of the time for reads, {:.1}% for writes; the disk gives {:.0} \

@@ -24,8 +24,8 @@ use tessera_device::{Cpu, CpuStream, HostBuffer, Philox, Simd};
 
 use crate::plan::COLUMN_BLOCK;
 use crate::{
-    HostLookup, LookupOps, Marked, Pooling, Precision, Reach, Result, Row, Schema, SparseStep,
-    Stores, UpdateStats,
+    FeatureRows, FeatureSpec, HostLookup, LookupOps, Marked, Pooling, Precision, Reach, Result,
+    Row, Schema, SparseStep, Stores, UpdateStats,
 };
 use group::{Groups, Part};
 use numbers::{Bf16, F16, Stored};
@@ -211,13 +211,14 @@ impl CpuLookup {
             ids * (spec.dim * spec.precision.bytes() + 16) as u64
                 + ((bag - bags.start) * spec.dim * 4) as u64
         };
-        let costs: Vec<u64> = features
-            .clone()
-            .map(|(spec, feature)| cost_to(spec.table, &feature.offsets, bags.end))
-            .collect();
-        let share = costs.iter().sum::<u64>() / (TASKS_PER_THREAD * threads) as u64 + 1;
-        let mut tasks = Vec::new();
-        for (index, ((spec, feature), cost)) in features.zip(costs).enumerate() {
+        let cost_of = |(spec, feature): (&FeatureSpec, &FeatureRows)| {
+            cost_to(spec.table, &feature.offsets, bags.end)
+        };
+        let wanted = TASKS_PER_THREAD * threads;
+        let share = features.clone().map(cost_of).sum::<u64>() / wanted as u64 + 1;
+        let mut tasks = Vec::with_capacity(features.len() + wanted);
+        for (index, (spec, feature)) in features.enumerate() {
+            let cost = cost_of((spec, feature));
             let parts = cost.div_ceil(share).max(1);
             let mut first = bags.start;
             for part in 1..=parts {
