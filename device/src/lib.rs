@@ -1,4 +1,5 @@
-//! Where buffers live and work is ordered: the [`Device`] trait and its [`Cpu`] implementation.
+//! Where buffers live and work is ordered: the [`Device`] trait, implemented by [`Cpu`] and
+//! [`Cuda`].
 //!
 //! A `Device` owns memory (`Buffer`), queues of work (`Stream`) and points in those queues
 //! (`Event`). It knows nothing about tables or layers: the operations of a subject are small
@@ -10,12 +11,16 @@
 
 mod buffer;
 mod cpu;
+pub mod cuda;
+mod error;
 mod philox;
 mod prefetch;
 mod simd;
 
 pub use buffer::HostBuffer;
 pub use cpu::{Cpu, CpuEvent, CpuStream};
+pub use cuda::Cuda;
+pub use error::{DeviceError, Result};
 pub use philox::{Philox, fnv1a, key_of_name};
 pub use prefetch::{prefetch_l1, prefetch_l2};
 pub use simd::Simd;
@@ -27,50 +32,13 @@ impl<T: bytemuck::Pod + Send + Sync> Element for T {}
 /// What a device says of itself, for `doctor`, summaries and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Kind of device: `cpu`, later `cuda`.
+    /// Kind of device: `cpu` or `cuda`.
     pub kind: &'static str,
     /// Name for people, such as the processor's model name.
     pub name: String,
     /// Worker threads (CPU) or multiprocessors.
     pub parallelism: usize,
 }
-
-/// Why a device refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// The device has no room for a buffer.
-    #[error("device {device}: cannot allocate {bytes} bytes: {reason}")]
-    OutOfMemory {
-        /// Kind of the device.
-        device: &'static str,
-        /// Size asked for, in bytes.
-        bytes: u128,
-        /// What the system said.
-        reason: String,
-    },
-    /// A copy would leave its buffer.
-    #[error("device copy: elements {at}..{end} of a buffer of {len}")]
-    CopyOutOfBounds {
-        /// First element.
-        at: usize,
-        /// One past the last element (saturating).
-        end: usize,
-        /// Elements in the buffer.
-        len: usize,
-    },
-    /// The worker threads could not be started.
-    #[error("cannot start {threads} worker threads: {reason}")]
-    Threads {
-        /// Threads asked for.
-        threads: usize,
-        /// What the system said.
-        reason: String,
-    },
-}
-
-/// Result of a device operation.
-pub type Result<T> = std::result::Result<T, DeviceError>;
 
 /// Memory on a device, `len` elements of one plain type.
 pub trait DeviceBuffer<T>: Send + Sync {
