@@ -19,7 +19,7 @@ use crate::{DeviceError, Element, Result};
 /// and its own `headers`.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSource {
-    /// What it is called in errors; different sources have different names.
+    /// The name of its file without `.cu`; different sources have different names.
     pub name: &'static str,
     /// The text.
     pub text: &'static str,

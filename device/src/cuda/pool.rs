@@ -162,7 +162,8 @@ impl Pool {
     fn take_free(&self, shared: &Shared, state: &mut State, size: usize) -> Result<Option<Free>> {
         #[cfg(test)]
         if self.forget_events.load(std::sync::atomic::Ordering::Relaxed) {
-            let position = state.free.iter().position(|free| free.block.bytes == size);
+            // The newest, whose user is the likeliest not to be done.
+            let position = state.free.iter().rposition(|free| free.block.bytes == size);
             return Ok(position.and_then(|position| {
                 let mut free = state.free.remove(position)?;
                 free.events.drain(..).for_each(|event| shared.give_event(event));
@@ -333,5 +334,39 @@ mod tests {
             ((1 << 20) + 1..=(2 << 20)).step_by(4096).map(size_class).collect();
         assert_eq!(sizes.len(), 4);
         assert_eq!(size_class(usize::MAX - 5), usize::MAX - 5);
+    }
+
+    /// Memory whose former user is not done: with the events that keep it from being used again,
+    /// and without them.
+    fn wrong_values(cuda: &crate::Cuda) -> usize {
+        use crate::Device;
+        let (one, two) = (cuda.stream().unwrap(), cuda.stream().unwrap());
+        (0..60u32)
+            .filter(|&round| {
+                let mut source = cuda.alloc::<u32>(300).unwrap();
+                let mut copy = cuda.alloc::<u32>(700).unwrap();
+                cuda.upload(&one, &[round + 1; 300], &mut source, 0).unwrap();
+                cuda.copy(&one, &source, 0, &mut copy, 0, 300).unwrap();
+                drop(source);
+                let mut other = cuda.alloc::<u32>(300).unwrap();
+                cuda.upload(&two, &[77; 300], &mut other, 0).unwrap();
+                cuda.synchronize(&two).unwrap();
+                let mut found = [0; 300];
+                cuda.download(&one, &copy, 0, &mut found).unwrap();
+                found != [round + 1; 300]
+            })
+            .count()
+    }
+
+    #[test]
+    fn a_block_is_not_used_again_before_its_events() {
+        use super::super::{CudaOptions, testing};
+        let Some(cuda) = testing::cuda_with(CudaOptions::default()) else { return };
+        assert_eq!(wrong_values(&cuda), 0);
+        let forget = &cuda.shared.device_pool.forget_events;
+        forget.store(true, std::sync::atomic::Ordering::Relaxed);
+        if cuda.shared.name.contains("stand-in") {
+            assert!(wrong_values(&cuda) > 0, "without events, memory was shared to no effect");
+        }
     }
 }
