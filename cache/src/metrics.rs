@@ -20,6 +20,7 @@ struct TableMetrics {
     device: TierMetrics,
     host: TierMetrics,
     first_rows: IntCounter,
+    fetched_again: IntCounter,
     ssd_rows: IntGauge,
     ssd_live_bytes: IntGauge,
     ssd_file_bytes: IntGauge,
@@ -99,6 +100,11 @@ impl CacheMetrics {
             "Rows made at their first values because they had never been written.",
             &["table"],
         )?;
+        let fetched_again = counter(
+            "fetched_again_total",
+            "Rows fetched a second time because one of their batch was written after they were.",
+            &["table"],
+        )?;
         let ssd_moved =
             counter("ssd_rows_total", "Rows read from SSD and written to it.", &["table", "what"])?;
         let ssd_io = counter(
@@ -130,7 +136,8 @@ impl CacheMetrics {
         let wait = HistogramVec::new(
             HistogramOpts::new(
                 "tessera_cache_ssd_wait_seconds",
-                "Time that a step waited for a table's SSD, of steps that did.",
+                "Time that a step's rows of a table took to be read from SSD or written to it, of \
+                 steps that had such.",
             )
             .buckets(buckets),
             &["table", "what"],
@@ -157,6 +164,7 @@ impl CacheMetrics {
                 device: of_tier(table, "device"),
                 host: of_tier(table, "host"),
                 first_rows: first_rows.with_label_values(&[table]),
+                fetched_again: fetched_again.with_label_values(&[table]),
                 ssd_rows: rows.with_label_values(&[table, "ssd"]),
                 ssd_live_bytes: ssd_bytes.with_label_values(&[table, "live"]),
                 ssd_file_bytes: ssd_bytes.with_label_values(&[table, "files"]),
@@ -182,6 +190,7 @@ impl CacheMetrics {
         metrics.device.show(&stats.device);
         metrics.host.show(&stats.host);
         raise(&metrics.first_rows, stats.first_rows);
+        raise(&metrics.fetched_again, stats.rows_fetched_again);
         let mut waited = metrics.waited.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (read, write) = (stats.cold_wait_s - waited.0, stats.cold_write_s - waited.1);
         *waited = (stats.cold_wait_s, stats.cold_write_s);

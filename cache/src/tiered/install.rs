@@ -41,11 +41,12 @@ impl<D: RowOps> Tiered<D> {
         stream: &D::Stream,
         wanted: &mut Wanted,
     ) -> Result<()> {
-        let generation = self.shared.state()?.generation;
         if wanted.copies.positions.is_empty() {
+            drop(self.shared.state()?);
             return Ok(());
         }
-        if generation != wanted.copies.generation {
+        let copied = wanted.copies.positions.iter().map(|&position| wanted.rows()[position]);
+        if self.shared.state()?.any_written_since(wanted.copies.generation, copied) {
             wanted.copy_again()?;
         }
         let (fresh, promoted) = self.find_fresh(wanted);

@@ -196,15 +196,14 @@ impl<D: RowOps> Tiered<D> {
         }
         let mut written = Ok(());
         let start = rows.start;
-        for part in chunks(rows, self.shared.chunk_rows(), 1) {
+        for part in chunks(rows.clone(), self.shared.chunk_rows(), 1) {
             let of_part = given.rows(layout, part.rows.start - start..part.rows.end - start);
             written = self.write_chunk(device, stream, part.rows.collect(), of_part);
             if written.is_err() {
                 break;
             }
         }
-        // After the last byte: a fetch that read before it copies again. No install comes between.
-        self.shared.lock().generation += 1;
+        self.shared.lock().written(rows);
         written
     }
 
@@ -231,7 +230,7 @@ impl<D: RowOps> Tiered<D> {
             start += rows.len() as u64;
             self.write_chunk(device, stream, rows.to_vec(), of_part)
         });
-        self.shared.lock().generation += 1;
+        self.shared.lock().written(rows.iter().copied());
         written
     }
 

@@ -21,7 +21,8 @@
 //! 3. If it does not move up, it stays where it was, and its bytes stay what they were: kernels
 //!    write only the device tier, and evictions fill only slots that had no row of ours. The only
 //!    other writer of a row below the device tier is `write`, which ends by counting up
-//!    `generation`; our install compares it and copies again.
+//!    `generation` and noting which of the rows it wrote somebody wants there; our install copies
+//!    again if one of ours was noted after our fetch began.
 //!
 //! A row evicted just *before* the first line is where the index says: an eviction to the host
 //! tier takes the lock of the host's bytes before it lets go of the index, so that who finds the
@@ -90,6 +91,8 @@ pub(super) struct State {
     uses: u64,
     /// Writes so far; see the module.
     pub(super) generation: u64,
+    /// Wanted rows that were written below the device tier, and the last write of each.
+    rewritten: HashMap<u64, u64>,
     /// Installs so far that brought rows into the device tier.
     pub(super) installs: u64,
     poison: Option<Poison>,
@@ -134,6 +137,7 @@ impl Shared {
             clock: 0,
             uses: 0,
             generation: 0,
+            rewritten: HashMap::new(),
             installs: 0,
             poison: None,
             stats: StoreStats::default(),
@@ -257,6 +261,38 @@ impl State {
         self.poison.get_or_insert_with(|| Poison { operation, cause: cause.to_owned() });
     }
 
+    /// Ends a write of `rows`: after the last byte, and before any install.
+    pub(super) fn written(&mut self, rows: impl Iterator<Item = u64>) {
+        self.generation += 1;
+        if self.held == 0 {
+            return;
+        }
+        for row in rows.filter(|&row| self.is_wanted_below(row)).collect::<Vec<_>>() {
+            self.rewritten.insert(row, self.generation);
+        }
+    }
+
+    /// Whether a row is wanted and not in the device tier.
+    fn is_wanted_below(&self, row: u64) -> bool {
+        if self.device.get(row).is_some() {
+            return false;
+        }
+        let in_host = self.host.get(row).is_some_and(|slot| !self.host.marks(slot).idle());
+        in_host || self.wanted.contains_key(&row)
+    }
+
+    /// Whether one of `rows`, which are wanted, was written below the device tier after the first
+    /// `generation` writes.
+    pub(super) fn any_written_since(
+        &self,
+        generation: u64,
+        mut rows: impl Iterator<Item = u64>,
+    ) -> bool {
+        self.generation != generation
+            && !self.rewritten.is_empty()
+            && rows.any(|row| self.rewritten.get(&row).is_some_and(|&write| write > generation))
+    }
+
     /// Counts a fetch, and keeps clocks and counts of use within bounds.
     fn tick(&mut self, rows: usize) {
         if self.clock == CLOCK_MAX {
@@ -370,6 +406,9 @@ impl State {
                 last
             };
             self.held -= u64::from(last);
+            if last && !self.rewritten.is_empty() {
+                self.rewritten.remove(&row);
+            }
         }
     }
 

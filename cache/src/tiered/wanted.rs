@@ -106,7 +106,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Copies again, since a write came between, those rows that are still absent.
+    /// Copies again, since a write of one of them came between, the rows that are still absent.
     ///
     /// Errors: as a fetch's.
     pub(super) fn copy_again(&mut self) -> Result<()> {

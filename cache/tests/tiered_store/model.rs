@@ -183,6 +183,20 @@ proptest! {
     }
 }
 
+/// A write between fetch and install makes those fetches copy again that it concerns, and no others.
+#[test]
+fn rows_are_fetched_again_if_one_of_them_was_written() {
+    let sizes = Sizes { rows: 20, device: 4, host: 4, cold: true, policy: Policy::Lru };
+    let mut world = World::new(sizes);
+    for (fetched, written, again) in [([1, 2], 10..12, 0), ([5, 6], 6..8, 2), ([3, 4], 5..7, 2)] {
+        let ahead = world.store.fetcher().fetch(&fetched).unwrap();
+        world.write(Plane::Weights, written).unwrap();
+        let lease = world.store.install(&world.cpu, &world.stream, ahead).unwrap();
+        world.check(&lease, &fetched);
+        assert_eq!(world.store.stats().rows_fetched_again, again);
+    }
+}
+
 /// The store that keeps every row passes for the same interface, with slots that are the rows.
 #[test]
 fn a_resident_store_is_a_row_store() {
