@@ -8,11 +8,12 @@ use std::sync::mpsc::sync_channel;
 use tessera_cache::Policy;
 use tessera_cache::log::Reader;
 use tessera_comm::{Options, threads};
+use tessera_data::{Jagged, RawId};
 use tessera_device::{Cpu, Device};
 use tessera_embedding::plan::{Plan, Route, Sharding};
 use tessera_embedding::{
-    BadIdPolicy, ColdTier, EmbeddingError, Precision, Routed, ShardedCollection, Tiers,
-    micro_batches,
+    BadIdPolicy, ColdTier, EmbeddingError, FeatureSpec, Precision, Routed, ShardedCollection,
+    TableSpec, Tiers, micro_batches,
 };
 
 use crate::common::{
@@ -168,6 +169,84 @@ fn so_it_does_over_tiers_that_hold_one_batch_or_several() {
                 let how = Ahead { depth, micro, overlap: true };
                 let found = ahead(&case, &plan, how, Some(&tiers));
                 assert!(found == serial, "{ranks} ranks, {sharding:?}, {how:?}, {tiers:?}");
+            }
+        }
+    }
+}
+
+/// The ids of table 0 that batch `step` of a stream has, of `each` at most.
+fn keys(stream: &str, step: u64, each: u64) -> Vec<i64> {
+    let first = match stream {
+        "identical" => 0,
+        "disjoint" => step * each,
+        "alternating" => step % 2 * each,
+        "thrice" => step / 3 * each,
+        // Half of each batch's are those of the one before.
+        "sliding" => step * each / 2,
+        "empty between" if step % 2 == 1 => return Vec::new(),
+        "empty between" => 0,
+        _ => unreachable!("no such stream"),
+    };
+    (first..first + each).map(|id| id as i64).collect()
+}
+
+#[test]
+fn key_streams_made_to_trip_a_pipeline_change_no_bit() {
+    const EACH: u64 = 16;
+    const STEPS: u64 = 9;
+    let base = case(&[1], Precision::Fp32, 1);
+    let table = TableSpec { rows: EACH * STEPS, ..base.tables[0].clone() };
+    let features = vec![FeatureSpec { name: "a".into(), table: 0, column: 0 }];
+    let width = table.dim;
+    let dir = tempfile::tempdir().unwrap();
+    let slots = |count: u64| count * (width as u64 * 4 + 36);
+    for stream in ["identical", "disjoint", "alternating", "thrice", "sliding", "empty between"] {
+        let batches = (0..STEPS).map(|step| {
+            let ids: Vec<RawId> = keys(stream, step, EACH).into_iter().map(RawId).collect();
+            // Every id twice, in bags of two samples, so that micro-batches share rows.
+            let length = u64::from(!ids.is_empty());
+            let twice = [&ids[..], &ids[..]].concat();
+            let lengths = vec![length; 2 * EACH as usize];
+            vec![Jagged::from_lengths(&lengths, twice, None).unwrap()]
+        });
+        let grad = |step: u64| {
+            let number = |i: usize| ((i as u64 * 37 + step * 11) % 101) as f32 * 0.01 - 0.5;
+            (0..2 * EACH as usize * width).map(number).collect()
+        };
+        let case = Case {
+            tables: vec![table.clone()],
+            features: features.clone(),
+            width,
+            batches: batches.collect(),
+            grads: (0..STEPS).map(grad).collect(),
+            clips: false,
+        };
+        for (ranks, sharding) in
+            [(1, Sharding::TableWise), (2, Sharding::RowWise), (4, Sharding::Grid)]
+        {
+            let plan = plan(&case, ranks, sharding, Route::Unique);
+            let serial = on_ranks(&case, &plan, 1, EXACT);
+            for (depth, micro) in [(1, 2), (2, 1), (3, 3), (4, 8)] {
+                // Room for one batch, for two, for all that are on their way.
+                for count in [EACH, 2 * EACH, 6 * EACH] {
+                    let place = format!("{stream}-{ranks}-{depth}-{count}");
+                    let cold = Some(ColdTier {
+                        dir: dir.path().join(place),
+                        bytes: None,
+                        reader: Reader::Auto,
+                    });
+                    let tiers = Tiers {
+                        device_bytes: slots(count),
+                        host_bytes: Some(slots(EACH / 2)),
+                        cold,
+                        policy: Policy::Lru,
+                    };
+                    let how = Ahead { depth, micro, overlap: true };
+                    let found = ahead(&case, &plan, how, Some(&tiers));
+                    assert!(found == serial, "{stream}: {ranks} ranks, {how:?}, {count} slots");
+                }
+                let how = Ahead { depth, micro, overlap: true };
+                assert!(ahead(&case, &plan, how, None) == serial, "{stream}: {ranks}, {how:?}");
             }
         }
     }
