@@ -293,6 +293,7 @@ impl<D: ModelDevice> Model<D> {
     /// Errors: those of any collective; a number of micro-batches out of range.
     pub fn router(&self, name: &str, micro_batches: usize) -> Result<Router<D>> {
         Ok(Router {
+            device: self.device.clone(),
             stream: self.device.stream()?,
             tables: self.tables.router(name, micro_batches)?,
             micro_batches,
@@ -356,7 +357,7 @@ impl<D: ModelDevice> Model<D> {
         self.device.synchronize(stream)?;
         found.observe(metrics, clock.lap("lookup"));
         self.towers.forward(stream, acts, 0..own.samples())?;
-        self.tables.finish(found);
+        self.tables.finish(stream, found)?;
         let mut logits = vec![0.0; own.samples()];
         self.towers.logits(&self.stream, &self.activations, &mut logits)?;
         let logits = self.ranks.gather(logits)?;
@@ -391,6 +392,9 @@ impl<D: ModelDevice> Model<D> {
         self.observe_ids(&found, metrics);
         self.tables.finish_sync(&self.stream)?;
         clock.lap("finish_sync");
+        if let Some(ready) = &found.ready {
+            self.device.wait(&self.stream, ready)?;
+        }
         if self.tables.moves() {
             self.tables.hold(&self.stream, &mut found)?;
             clock.lap("hold");

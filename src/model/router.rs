@@ -19,6 +19,8 @@ pub struct Found<D: LookupOps> {
     pub(super) rows: FoundRows<D>,
     /// Samples of each micro-batch.
     pub(super) micro: Vec<Range<usize>>,
+    /// What the device has to have done before the rows are used, where another stream does it.
+    pub(super) ready: Option<D::Event>,
 }
 
 pub(super) enum FoundRows<D: LookupOps> {
@@ -28,6 +30,7 @@ pub(super) enum FoundRows<D: LookupOps> {
 
 /// Routes batches; it may do so on another thread than the model's.
 pub struct Router<D: ModelDevice> {
+    pub(super) device: D,
     pub(super) stream: D::Stream,
     pub(super) tables: RouterTables<D>,
     pub(super) micro_batches: usize,
@@ -97,7 +100,8 @@ impl<D: ModelDevice> Router<D> {
                 FoundRows::Shared(Box::new(router.route(stream, checked)?))
             }
         };
-        Ok(Found { rows, micro })
+        let ready = Some(self.device.record(stream)?);
+        Ok(Found { rows, micro, ready })
     }
 
     /// What fetches the rows of routed batches; `None` where no rows move between tiers.

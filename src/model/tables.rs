@@ -135,7 +135,7 @@ impl<D: LookupOps> Tables<D> {
                 (FoundRows::Shared(Box::new(routed)), samples)
             }
         };
-        Ok(Found { rows, micro: micro_batches(samples, 1) })
+        Ok(Found { rows, micro: micro_batches(samples, 1), ready: None })
     }
 
     /// What routes batches for these tables on a thread of its own, in micro-batches. A
@@ -327,10 +327,11 @@ impl<D: LookupOps> Tables<D> {
     }
 
     /// Gives back the memory of a batch that is only looked up.
-    pub(super) fn finish(&mut self, found: Found<D>) {
+    pub(super) fn finish(&mut self, stream: &D::Stream, found: Found<D>) -> Result<()> {
         if let (Self::Shared(tables), FoundRows::Shared(routed)) = (self, found.rows) {
-            tables.finish(*routed);
+            tables.finish(stream, *routed)?;
         }
+        Ok(())
     }
 
     /// The collections that keep this rank's rows.

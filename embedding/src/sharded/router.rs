@@ -81,6 +81,8 @@ pub(super) struct Spare<D: LookupOps> {
     /// Of each held piece.
     pub(super) numbers: Vec<D::Buffer<f32>>,
     pub(super) sums: Vec<f32>,
+    /// What the device has to have done before others use it.
+    pub(super) idle: D::Event,
 }
 
 impl<D: LookupOps> Pool<D> {
@@ -297,6 +299,7 @@ impl<D: LookupOps> Router<D> {
         let rows_of = |request: &TableRequest| request.bags() as u64;
         let (numbers, sums) = match self.spare.take() {
             Some(spare) => {
+                self.resolver.device.wait(stream, &spare.idle)?;
                 let tables = spare.fetched.schema().tables().iter().zip(requests);
                 if tables.clone().all(|(table, request)| rows_of(request) <= table.rows) {
                     return Ok(spare);
@@ -323,7 +326,8 @@ impl<D: LookupOps> Router<D> {
             .collect();
         let (device, features) = (self.resolver.device.clone(), schema.features().to_vec());
         let fetched = EmbeddingCollection::new(device, stream, tables, features, schema.seed())?;
-        Ok(Spare { fetched, numbers, sums })
+        let idle = self.resolver.device.record(stream)?;
+        Ok(Spare { fetched, numbers, sums, idle })
     }
 }
 

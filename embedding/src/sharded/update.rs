@@ -79,14 +79,18 @@ impl<D: LookupOps> ShardedCollection<D> {
                 replicas.touch(index, &rows);
             }
         }
-        self.finish(routed);
+        self.finish(stream, routed)?;
         Ok(stats)
     }
 
     /// Gives back the memory of a batch that only looked up.
-    pub fn finish(&mut self, routed: Routed<D>) {
+    ///
+    /// Errors: what the device says.
+    pub fn finish(&mut self, stream: &D::Stream, routed: Routed<D>) -> Result<()> {
         let numbers = routed.asked.into_iter().map(|asked| asked.numbers).collect();
-        self.spare.put(Spare { fetched: routed.fetched, numbers, sums: routed.sums });
+        let idle = self.resolver.device.record(stream)?;
+        self.spare.put(Spare { fetched: routed.fetched, numbers, sums: routed.sums, idle });
+        Ok(())
     }
 
     /// For each held piece whose optimizer sums over columns that others hold: the sum over all

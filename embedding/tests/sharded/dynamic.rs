@@ -135,7 +135,7 @@ fn on_ranks(case: &Case, plan: &Plan) -> Outcome {
         let mut routed = all.route(&stream, checked).unwrap();
         let mut out = cpu.alloc::<f32>(samples.len() * case.width).unwrap();
         all.forward(&stream, &mut routed, &mut out, case.width).unwrap();
-        all.finish(routed);
+        all.finish(&stream, routed).unwrap();
         let mut rows = vec![Rows::new(); case.tables.len()];
         let mut states = Vec::new();
         for held in all.held() {
