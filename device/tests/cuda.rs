@@ -289,6 +289,16 @@ fn pinned_bytes_wait_for_the_work_that_uses_them() {
         assert!(values.iter().zip(round..).all(|(&a, b)| a == b), "round {round}");
         pinned.host().unwrap().fill(0xee);
     }
+    // With a mark, what the stream is given afterwards is not awaited.
+    let mut later = cuda.alloc::<u32>(100).unwrap();
+    for round in 0..30u32 {
+        let call = count.on(&stream).write_pinned(&mut pinned, 0).value(round).value(100u64);
+        run(call, 100);
+        pinned.mark(&stream).unwrap();
+        run(count.on(&stream).write(&mut later).value(round).value(100u64), 100);
+        let values: &[u32] = bytemuck::cast_slice(pinned.host().unwrap());
+        assert!(values.iter().zip(round..).all(|(&a, b)| a == b), "round {round}");
+    }
     // Dropped while a kernel is to write to it.
     for _ in 0..30 {
         let mut pinned = cuda.pinned(4000).unwrap();

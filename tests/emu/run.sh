@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
-# Runs the tests that are generic over devices, and those of GPUs, on the stand-ins for NVIDIA's
-# libraries: in several orders of streams and threads, with two GPUs.
+# Runs every test of the workspace that needs a GPU on the stand-ins for NVIDIA's libraries: in
+# several orders of streams and threads, with two GPUs, and once more under the address and
+# undefined-behaviour sanitizers. A test that finds no GPU here fails instead of being skipped.
 #
 #   tests/emu/run.sh [OUT]        OUT is where the stand-ins are built, target/emu by default
+#
+# A test needs a GPU if its path has `cuda` in it, or its program's name begins so.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target="${CARGO_TARGET_DIR:-target}"
 out="${1:-$target/emu}"
-tests/emu/build.sh "$out"
-out="$(cd "$out" && pwd)"
-# Compiled before the stand-ins are in the way, with the features of the other tests.
-programs="$(cargo test --workspace --locked --no-run --message-format=json 2>/dev/null |
-  grep -oP '"executable":"\K[^"]+(?=")' | grep -P "/deps/($(paste -sd'|' tests/emu/programs.txt))-[0-9a-f]+$")"
-[ -n "$programs" ] || { echo "no test programs were found" >&2; exit 1; }
-# No compiled kernels of former runs.
-cache="$(mktemp -d)"
-trap 'rm -rf "$cache"' EXIT
-for seed in 1 2 3; do
-  for program in $programs; do
-    echo "seed $seed: ${program##*/}"
-    LD_LIBRARY_PATH="$out/lib" XDG_CACHE_HOME="$cache" TESSERA_CUDA_EXPECTED=1 \
-      TESSERA_EMU_SEED=$seed TESSERA_EMU_DEVICES=2 "$program" --quiet
-  done
-done
+tests/emu/build.sh "$out/plain"
+tests/emu/build.sh "$out/asan" asan
+EMU_OUT="$(cd "$out" && pwd)"
+EMU_LIBASAN="$("${CXX:-g++}" -print-file-name=libasan.so)"
+# No compiled kernels of former runs; and what was run, for the last line.
+XDG_CACHE_HOME="$(mktemp -d)"
+EMU_RAN="$XDG_CACHE_HOME/ran"
+export EMU_OUT EMU_LIBASAN EMU_RAN XDG_CACHE_HOME
+trap 'rm -rf "$XDG_CACHE_HOME"' EXIT
+touch "$EMU_RAN"
+cargo --config "target.\"cfg(all())\".runner=\"$PWD/tests/emu/runner.sh\"" \
+  test --workspace --locked --quiet --lib --tests
+[ -s "$EMU_RAN" ] || { echo "tests/emu: no test has cuda in its path" >&2; exit 1; }
+awk '{ tests += $1 } END { print "tests/emu: " tests " tests of " NR " programs" }' "$EMU_RAN"

@@ -86,7 +86,7 @@ impl Memory {
         let block = shared.device_pool.take(shared, bytes)?;
         let fill = shared.stream(FILL_STREAM);
         let give_back = |_: &DeviceError| {
-            shared.device_pool.give(shared, block, None, 1 << FILL_STREAM);
+            shared.device_pool.give(shared, block, [], 1 << FILL_STREAM);
         };
         // SAFETY: the block holds `bytes` and is this buffer's alone; the pool bound the context.
         let result = unsafe { sys::cuMemsetD8Async(block.address, 0, bytes, fill.0) };
@@ -113,7 +113,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let used = *self.used.get_mut();
-        self.shared.device_pool.give(&self.shared, self.block, Some(self.ready), used);
+        self.shared.device_pool.give(&self.shared, self.block, [self.ready], used);
     }
 }
 
@@ -139,18 +139,36 @@ pub struct PinnedBytes {
     block: Block,
     len: usize,
     used: AtomicU64,
+    /// Ends of uses that are over.
+    marks: Vec<Event>,
 }
 
 impl PinnedBytes {
     pub(super) fn take(shared: &Arc<Shared>, len: usize) -> Result<Self> {
         let block = shared.pinned_pool.take(shared, len.max(1))?;
-        Ok(Self { shared: shared.clone(), block, len, used: AtomicU64::new(0) })
+        Ok(Self { shared: shared.clone(), block, len, used: AtomicU64::new(0), marks: Vec::new() })
+    }
+
+    /// Says that what was given to `stream` up to now is all that uses these bytes there, so that
+    /// later work of the stream is not awaited with it.
+    ///
+    /// Errors: [`DeviceError::Foreign`], or what the driver says.
+    pub fn mark(&mut self, stream: &CudaStream) -> Result<()> {
+        self.address(stream)?;
+        self.marks.push(self.shared.record(stream.raw)?);
+        *self.used.get_mut() &= !(1 << stream.index);
+        Ok(())
     }
 
     /// The bytes, once all work is done that was given to streams which use them.
     ///
     /// Errors: what the driver says.
     pub fn host(&mut self) -> Result<&mut [u8]> {
+        while let Some(&event) = self.marks.last() {
+            self.shared.await_event(event)?;
+            self.marks.pop();
+            self.shared.give_event(event);
+        }
         let used = std::mem::take(self.used.get_mut());
         for index in (0..STREAMS_MAX).filter(|index| used >> index & 1 == 1) {
             let awaited = self.shared.synchronize(self.shared.stream(index));
@@ -190,7 +208,8 @@ impl PinnedBytes {
 impl Drop for PinnedBytes {
     fn drop(&mut self) {
         let used = *self.used.get_mut();
-        self.shared.pinned_pool.give(&self.shared, self.block, None, used);
+        let marks = std::mem::take(&mut self.marks);
+        self.shared.pinned_pool.give(&self.shared, self.block, marks, used);
     }
 }
 
@@ -228,8 +247,9 @@ impl Cuda {
         from: u64,
         dst: &mut [u8],
     ) -> Result<()> {
-        let queue = |at: usize, bytes: usize| -> Result<(PinnedBytes, Event)> {
-            let pinned = PinnedBytes::take(&self.shared, bytes)?;
+        let len = dst.len();
+        let queue = |at: usize, bytes: usize| -> Result<PinnedBytes> {
+            let mut pinned = PinnedBytes::take(&self.shared, bytes)?;
             let to = pinned.address(stream)? as *mut _;
             self.shared.context.bind()?;
             // SAFETY: the caller checked the buffer's range, which `at` walks through; `pinned`
@@ -237,15 +257,10 @@ impl Cuda {
             let result =
                 unsafe { sys::cuMemcpyDtoHAsync_v2(to, from + at as u64, bytes, stream.raw.0) };
             self.shared.context.check("download", result)?;
-            Ok((pinned, self.shared.record(stream.raw)?))
+            pinned.mark(stream)?;
+            Ok(pinned)
         };
-        let len = dst.len();
-        let mut take_out = |at: usize, (mut pinned, event): (PinnedBytes, Event)| -> Result<()> {
-            let reached = self.shared.await_event(event);
-            self.shared.give_event(event);
-            reached?;
-            // The copy was the only use.
-            *pinned.used.get_mut() = 0;
+        let mut take_out = |at: usize, mut pinned: PinnedBytes| -> Result<()> {
             let bytes = pinned.host()?;
             dst[at..at + bytes.len()].copy_from_slice(bytes);
             Ok(())

@@ -129,10 +129,16 @@ impl Pool {
         Ok(block)
     }
 
-    /// Takes back a block that was used by the streams of `used`, and by the work before `ready`.
-    pub(super) fn give(&self, shared: &Shared, block: Block, ready: Option<Event>, used: u64) {
+    /// Takes back a block that was used by the streams of `used`, and by the work before `marks`.
+    pub(super) fn give(
+        &self,
+        shared: &Shared,
+        block: Block,
+        marks: impl IntoIterator<Item = Event>,
+        used: u64,
+    ) {
         let events = shared.record_all(used).map(|mut events| {
-            events.extend(ready);
+            events.extend(marks);
             events
         });
         let mut state = lock(&self.state);

@@ -1,5 +1,7 @@
 //! What a device must do to move rows between a plane and a list of rows: the [`RowOps`] trait.
 
+mod cuda;
+
 use rayon::prelude::*;
 use tessera_device::{Cpu, CpuStream, Device, DeviceError, HostBuffer};
 
@@ -160,18 +162,17 @@ fn scatter(from: &[u8], slots: &[u64], row_bytes: usize, first: u64, piece: &mut
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tessera_device::cuda::testing;
 
-    fn cpu(threads: usize) -> (Cpu, CpuStream) {
-        let cpu = Cpu::new(std::num::NonZeroUsize::new(threads)).unwrap();
-        let stream = cpu.stream().unwrap();
-        (cpu, stream)
+    fn cpu(threads: usize) -> Cpu {
+        Cpu::new(std::num::NonZeroUsize::new(threads)).unwrap()
     }
 
     /// Rows scattered to slots in any order, some left out, and gathered back, on both sides of
     /// the size from which threads share the work.
-    fn there_and_back(threads: usize, row_bytes: usize, plane_rows: usize, keep: &[bool]) {
-        let (cpu, stream) = cpu(threads);
-        let mut plane = cpu.alloc::<u8>(plane_rows * row_bytes).unwrap();
+    fn there_and_back<D: RowOps>(device: &D, row_bytes: usize, plane_rows: usize, keep: &[bool]) {
+        let stream = device.stream().unwrap();
+        let mut plane = device.alloc::<u8>(plane_rows * row_bytes).unwrap();
         // A bijection of the slots: an odd step modulo a power of two, others passed over.
         let slots: Vec<u64> = (0..plane_rows.next_power_of_two() as u64)
             .map(|i| i.wrapping_mul(0x9E37_79B1) % plane_rows.next_power_of_two() as u64)
@@ -181,10 +182,10 @@ mod tests {
             .collect();
         let rows: Vec<u8> =
             (0..slots.len() * row_bytes).map(|i| (i * 31 % 251) as u8 | 1).collect();
-        cpu.scatter_rows(&stream, &rows, &slots, row_bytes, &mut plane).unwrap();
+        device.scatter_rows(&stream, &rows, &slots, row_bytes, &mut plane).unwrap();
         let placed: Vec<u64> = slots.iter().copied().filter(|&slot| slot != NO_SLOT).collect();
         let mut back = vec![0; placed.len() * row_bytes];
-        cpu.gather_rows(&stream, &plane, &placed, row_bytes, &mut back).unwrap();
+        device.gather_rows(&stream, &plane, &placed, row_bytes, &mut back).unwrap();
         let wanted: Vec<u8> = slots
             .iter()
             .enumerate()
@@ -193,7 +194,9 @@ mod tests {
             .copied()
             .collect();
         assert!(back == wanted);
-        let written = plane.iter().filter(|&&byte| byte != 0).count();
+        let mut all = vec![0; plane_rows * row_bytes];
+        device.download(&stream, &plane, 0, &mut all).unwrap();
+        let written = all.iter().filter(|&&byte| byte != 0).count();
         assert_eq!(written, placed.len() * row_bytes);
     }
 
@@ -205,29 +208,59 @@ mod tests {
             plane_rows in 1usize..40,
             keep in prop::collection::vec(any::<bool>(), 1..8),
         ) {
-            there_and_back(threads, row_bytes, plane_rows, &keep);
+            there_and_back(&cpu(threads), row_bytes, plane_rows, &keep);
         }
     }
 
     #[test]
     fn many_rows_are_shared_between_threads() {
         for threads in [1, 2, 3] {
-            there_and_back(threads, 260, 9001, &[true, true, false]);
+            there_and_back(&cpu(threads), 260, 9001, &[true, true, false]);
         }
     }
 
     #[test]
+    fn cuda_moves_rows_of_any_width() {
+        let Some(cuda) = testing::cuda() else { return };
+        for row_bytes in 0..70 {
+            there_and_back(&cuda, row_bytes, 37, &[true, false, true]);
+        }
+        there_and_back(&cuda, 64, 1, &[false]);
+        // Several pieces, of a width that fits no vector and of one that does.
+        for row_bytes in [7, 512] {
+            there_and_back(&cuda, row_bytes, (9 << 20) / row_bytes, &[true, true, true, false]);
+        }
+        let stats = cuda.stats();
+        assert!(stats.launches > 100 && stats.live_bytes == 0, "{stats:?}");
+    }
+
+    #[test]
     fn a_slot_outside_of_the_plane_is_an_error() {
-        let (cpu, stream) = cpu(1);
-        let mut plane = cpu.alloc::<u8>(40).unwrap();
+        slots_are_checked(&cpu(1));
+    }
+
+    #[test]
+    fn cuda_checks_slots() {
+        if let Some(cuda) = testing::cuda() {
+            slots_are_checked(&cuda);
+        }
+    }
+
+    fn slots_are_checked<D: RowOps>(device: &D) {
+        let stream = device.stream().unwrap();
+        let mut plane = device.alloc::<u8>(40).unwrap();
         for slot in [10, u64::MAX - 1] {
-            let error = cpu.gather_rows(&stream, &plane, &[0, slot], 4, &mut [0; 8]).unwrap_err();
+            let error =
+                device.gather_rows(&stream, &plane, &[0, slot], 4, &mut [0; 8]).unwrap_err();
             assert!(error.to_string().contains("of a buffer of 40"), "{error}");
-            let error = cpu.scatter_rows(&stream, &[0; 8], &[slot, 0], 4, &mut plane).unwrap_err();
+            let error =
+                device.scatter_rows(&stream, &[0; 8], &[slot, 0], 4, &mut plane).unwrap_err();
             assert!(error.to_string().contains("of a buffer of 40"), "{error}");
         }
-        assert!(cpu.gather_rows(&stream, &plane, &[NO_SLOT], 4, &mut [0; 4]).is_err());
-        cpu.scatter_rows(&stream, &[1; 4], &[NO_SLOT], 4, &mut plane).unwrap();
-        assert!(plane.iter().all(|&byte| byte == 0));
+        assert!(device.gather_rows(&stream, &plane, &[NO_SLOT], 4, &mut [0; 4]).is_err());
+        device.scatter_rows(&stream, &[1; 4], &[NO_SLOT], 4, &mut plane).unwrap();
+        let mut all = [9; 40];
+        device.download(&stream, &plane, 0, &mut all).unwrap();
+        assert_eq!(all, [0; 40]);
     }
 }
