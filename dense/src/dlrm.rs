@@ -7,7 +7,7 @@ use tessera_device::DeviceBuffer;
 
 use crate::activations::Activations;
 use crate::error::{DenseError, Result};
-use crate::ops::{DenseOps, SUM_BLOCK, Update};
+use crate::ops::{DenseOps, Update, sum_blocks};
 use crate::optimizer::{DenseOptimizer, DenseStep};
 use crate::params::{BUCKET_BYTES, Layout, Param, Role, Tensor, first_values};
 use crate::spec::ModelSpec;
@@ -23,8 +23,10 @@ pub struct Dlrm<D: DenseOps> {
     pub(crate) weights: D::Buffer<f32>,
     pub(crate) grads: D::Buffer<f32>,
     states: Vec<D::Buffer<f32>>,
-    /// For `DenseOps::sum_of_squares`.
+    /// For `DenseOps::sums_of_squares`.
     pub(crate) partial_sums: D::Buffer<f64>,
+    /// A parameter's sum each.
+    pub(crate) sums: Vec<f64>,
 }
 
 impl<D: DenseOps> Dlrm<D> {
@@ -56,7 +58,7 @@ impl<D: DenseOps> Dlrm<D> {
             device.upload(&stream, &values, &mut weights, param.range.start)?;
         }
         device.synchronize(&stream)?;
-        let largest = layout.params.iter().map(|param| param.range.len()).max().unwrap_or(0);
+        let blocks = sum_blocks(layout.params.iter().map(|param| param.range.len()));
         Ok(Self {
             device: device.clone(),
             weights,
@@ -66,7 +68,8 @@ impl<D: DenseOps> Dlrm<D> {
                 .iter()
                 .map(|_| device.alloc(layout.len))
                 .collect::<tessera_device::Result<_>>()?,
-            partial_sums: device.alloc(largest.div_ceil(SUM_BLOCK))?,
+            partial_sums: device.alloc(blocks)?,
+            sums: vec![0.0; layout.params.len()],
             spec,
             optimizer,
             layout,
@@ -108,7 +111,7 @@ impl<D: DenseOps> Dlrm<D> {
     }
 
     /// Sum of the squares of a bucket's gradients: each parameter's sum in the fixed order of
-    /// [`DenseOps::sum_of_squares`], then the parameters in flat order.
+    /// [`DenseOps::sums_of_squares`], then the parameters in flat order.
     ///
     /// Errors: [`DenseError::NonFiniteGradient`] naming the parameter, [`DenseError::Device`].
     ///
@@ -116,7 +119,9 @@ impl<D: DenseOps> Dlrm<D> {
     /// When there is no such bucket.
     pub fn grad_sq_norm(&mut self, stream: &D::Stream, bucket: usize) -> Result<f64> {
         let params = self.layout.params_in(&self.layout.buckets[bucket]);
-        grad_sq_norm(&self.device, stream, params, &self.grads, &mut self.partial_sums)
+        let (scratch, sums) = (&mut self.partial_sums, &mut self.sums);
+        let of = (&self.layout.params[params.clone()], &self.layout.ranges[params]);
+        grad_sq_norm(&self.device, stream, of, &self.grads, scratch, sums)
     }
 
     /// One optimizer step on all parameters with the gradients of the last backward pass.
@@ -134,15 +139,15 @@ impl<D: DenseOps> Dlrm<D> {
     ///
     /// Errors: [`DenseError::Device`].
     pub fn nonfinite(&mut self, stream: &D::Stream) -> Result<Option<&str>> {
-        for param in &self.layout.params {
-            for values in std::iter::once(&self.weights).chain(&self.states) {
-                let (range, sums) = (param.range.clone(), &mut self.partial_sums);
-                if !self.device.sum_of_squares(stream, range, values, sums)?.is_finite() {
-                    return Ok(Some(&param.name));
-                }
-            }
+        // The first parameter whatever the buffer, so all buffers are read.
+        let mut first = None;
+        for values in std::iter::once(&self.weights).chain(&self.states) {
+            let (scratch, sums) = (&mut self.partial_sums, &mut self.sums);
+            self.device.sums_of_squares(stream, &self.layout.ranges, values, scratch, sums)?;
+            let found = self.sums.iter().position(|sum| !sum.is_finite());
+            first = first.into_iter().chain(found).min();
         }
-        Ok(None)
+        Ok(first.map(|param: usize| &*self.layout.params[param].name))
     }
 
     /// Replaces a bucket's gradients, as by their sum over ranks.
@@ -269,14 +274,16 @@ pub fn sigmoid(z: f32) -> f32 {
 pub(crate) fn grad_sq_norm<D: DenseOps>(
     device: &D,
     stream: &D::Stream,
-    params: &[Param],
+    (params, ranges): (&[Param], &[Range<usize>]),
     grads: &D::Buffer<f32>,
     partial_sums: &mut D::Buffer<f64>,
+    sums: &mut [f64],
 ) -> Result<f64> {
-    let mut sum = 0.0;
-    for param in params {
-        let part = device.sum_of_squares(stream, param.range.clone(), grads, partial_sums)?;
-        if !part.is_finite() {
+    let sums = &mut sums[..ranges.len()];
+    device.sums_of_squares(stream, ranges, grads, partial_sums, sums)?;
+    let mut total = 0.0;
+    for (param, &mut sum) in params.iter().zip(sums) {
+        if !sum.is_finite() {
             let mut values = vec![0.0f32; param.range.len()];
             device.download(stream, grads, param.range.start, &mut values)?;
             let found = values.iter().enumerate().find(|(_, value)| !value.is_finite());
@@ -287,7 +294,7 @@ pub(crate) fn grad_sq_norm<D: DenseOps>(
                 value,
             });
         }
-        sum += part;
+        total += sum;
     }
-    Ok(sum)
+    Ok(total)
 }

@@ -21,6 +21,7 @@
 
 mod activations;
 mod cpu;
+mod cuda;
 mod dlrm;
 mod error;
 mod ops;
@@ -35,7 +36,7 @@ pub use dlrm::{Dlrm, sigmoid};
 pub use error::{DenseError, Result};
 pub use ops::{
     Activation, CrossInput, CrossLayer, DenseOps, DotShape, InputGrad, LOSS_BLOCK, Linear,
-    LossInput, ParamGrad, Pass, Rows, RowsMut, SUM_BLOCK, Update,
+    LossInput, ParamGrad, Pass, Rows, RowsMut, SUM_BLOCK, Update, sum_blocks,
 };
 pub use optimizer::{AdamRule, Clip, DenseOptimizer, DenseStep, Rule};
 pub use params::{BUCKET_BYTES, Param, Role, Tensor};

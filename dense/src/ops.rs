@@ -10,7 +10,7 @@ use crate::spec::Loss;
 /// Samples whose losses are added in one block; see [`DenseOps::loss`].
 pub const LOSS_BLOCK: usize = 256;
 
-/// Elements whose squares are added in one block; see [`DenseOps::sum_of_squares`].
+/// Elements whose squares are added in one block; see [`DenseOps::sums_of_squares`].
 pub const SUM_BLOCK: usize = 8192;
 
 /// Rows of a matrix in a device buffer: element (r, c) is at `at + r * stride + c`.
@@ -330,15 +330,37 @@ pub trait DenseOps: Device {
         states: &mut [Self::Buffer<f32>],
     ) -> Result<()>;
 
-    /// Sum of the squares of elements `range` in f64, not finite if and only if one of them is
-    /// not. Within a block of [`SUM_BLOCK`] elements, element i goes to lane i mod 8 and lanes are
-    /// added as ((0+4)+(2+6))+((1+5)+(3+7)); then the blocks in order. `scratch` one element a
-    /// block. Returns when done.
+    /// For each of `ranges` the sum of its elements' squares in f64, not finite if and only if one
+    /// of them is not, to `sums`, which is as long. Within a block of [`SUM_BLOCK`] elements of a
+    /// range, element i goes to lane i mod 8 and lanes are added as ((0+4)+(2+6))+((1+5)+(3+7));
+    /// then the range's blocks in order. `scratch` has [`sum_blocks`] elements at least. Returns
+    /// when done: one wait for all ranges.
+    fn sums_of_squares(
+        &self,
+        stream: &Self::Stream,
+        ranges: &[Range<usize>],
+        buffer: &Self::Buffer<f32>,
+        scratch: &mut Self::Buffer<f64>,
+        sums: &mut [f64],
+    ) -> Result<()>;
+
+    /// As [`DenseOps::sums_of_squares`], of one range.
     fn sum_of_squares(
         &self,
         stream: &Self::Stream,
         range: Range<usize>,
         buffer: &Self::Buffer<f32>,
         scratch: &mut Self::Buffer<f64>,
-    ) -> Result<f64>;
+    ) -> Result<f64> {
+        let mut sum = [0.0];
+        self.sums_of_squares(stream, &[range], buffer, scratch, &mut sum)?;
+        Ok(sum[0])
+    }
+}
+
+/// Blocks of [`SUM_BLOCK`] elements in ranges of these lengths, at least one a range: the scratch
+/// of [`DenseOps::sums_of_squares`].
+#[must_use]
+pub fn sum_blocks(lens: impl IntoIterator<Item = usize>) -> usize {
+    lens.into_iter().map(|len| len.div_ceil(SUM_BLOCK).max(1)).sum()
 }

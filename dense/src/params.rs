@@ -62,6 +62,8 @@ pub(crate) struct Layout {
     pub cross: Vec<Cross>,
     pub top: Vec<Linear>,
     pub params: Vec<Param>,
+    /// The parameters' elements, in the same order.
+    pub ranges: Vec<Range<usize>>,
     pub buckets: Vec<Range<usize>>,
     /// Elements of a flat buffer.
     pub len: usize,
@@ -85,14 +87,15 @@ impl Layout {
         }
         let bottom = build.mlp("dense.bottom", spec.dense_features, &spec.bottom);
         let Builder { params, ends, at } = build;
-        Self { bottom, cross, top, buckets: buckets(&ends, bucket_bytes), params, len: at }
+        let ranges = params.iter().map(|param| param.range.clone()).collect();
+        let buckets = buckets(&ends, bucket_bytes);
+        Self { bottom, cross, top, params, ranges, buckets, len: at }
     }
 
-    /// Parameters that lie in a range of whole layers.
-    pub fn params_in(&self, range: &Range<usize>) -> &[Param] {
+    /// Numbers of the parameters that lie in a range of whole layers.
+    pub fn params_in(&self, range: &Range<usize>) -> Range<usize> {
         let first = self.params.partition_point(|param| param.range.start < range.start);
-        let end = self.params.partition_point(|param| param.range.start < range.end);
-        &self.params[first..end]
+        first..self.params.partition_point(|param| param.range.start < range.end)
     }
 }
 

@@ -23,8 +23,10 @@ pub struct Bucket<'a, D: DenseOps> {
     pub grads: &'a mut D::Buffer<f32>,
     /// Parameters in the bucket, in flat order.
     pub params: &'a [Param],
+    ranges: &'a [Range<usize>],
     device: &'a D,
     partial_sums: &'a mut D::Buffer<f64>,
+    sums: &'a mut [f64],
 }
 
 impl<D: DenseOps> Bucket<'_, D> {
@@ -32,7 +34,8 @@ impl<D: DenseOps> Bucket<'_, D> {
     ///
     /// Errors: as there.
     pub fn grad_sq_norm(&mut self, stream: &D::Stream) -> Result<f64> {
-        grad_sq_norm(self.device, stream, self.params, self.grads, self.partial_sums)
+        let of = (self.params, self.ranges);
+        grad_sq_norm(self.device, stream, of, self.grads, self.partial_sums, self.sums)
     }
 }
 
@@ -171,6 +174,7 @@ impl<D: DenseOps> Dlrm<D> {
             weights: &self.weights,
             grads: &mut self.grads,
             partial_sums: &mut self.partial_sums,
+            sums: &mut self.sums,
             scratch: &mut acts.scratch,
             next_bucket: 0,
             on_bucket: &mut on_bucket,
@@ -274,6 +278,7 @@ struct Backward<'a, D: DenseOps, F> {
     weights: &'a D::Buffer<f32>,
     grads: &'a mut D::Buffer<f32>,
     partial_sums: &'a mut D::Buffer<f64>,
+    sums: &'a mut [f64],
     scratch: &'a mut D::Buffer<f32>,
     next_bucket: usize,
     on_bucket: &'a mut F,
@@ -301,15 +306,17 @@ impl<D: DenseOps, F> Backward<'_, D, F> {
         // A bucket ends with a layer's last parameter and the gap after it.
         while let Some(range) = self.layout.buckets.get(self.next_bucket)
             && let params = self.layout.params_in(range)
-            && params.last().is_some_and(|last| last.range.end <= done)
+            && self.layout.ranges[params.clone()].last().is_some_and(|last| last.end <= done)
         {
             (self.on_bucket)(Bucket {
                 index: self.next_bucket,
                 range: range.clone(),
                 grads: self.grads,
-                params,
+                params: &self.layout.params[params.clone()],
+                ranges: &self.layout.ranges[params],
                 device: self.device,
                 partial_sums: self.partial_sums,
+                sums: self.sums,
             })?;
             self.next_bucket += 1;
         }

@@ -81,6 +81,12 @@ pub enum DeviceError {
         /// What does not fit, with the numbers.
         reason: String,
     },
+    /// A matrix product that cannot be computed.
+    #[error("cuda: {reason}")]
+    Product {
+        /// What does not fit, with the numbers, or what the library says.
+        reason: String,
+    },
     /// Memory, a stream or an event of another device.
     #[error(
         "cuda: {operation} mixes what was made by different devices (here device {ordinal}); \

@@ -3,13 +3,14 @@
 #
 #   tests/emu/build.sh OUT [asan]
 #
-# Afterwards OUT/lib has libcuda.so.1 and libnvrtc.so.12, OUT/driver-only the first alone:
+# Afterwards OUT/lib has libcuda.so.1, libnvrtc.so.12 and libcublasLt.so.12, OUT/driver-only the
+# first alone, OUT/no-cublaslt the first two:
 #   LD_LIBRARY_PATH=OUT/lib TESSERA_CUDA_EXPECTED=1 cargo test -p tessera-device
 # With `asan`, kernels run under the address and undefined-behaviour sanitizers; the program needs
 #   LD_PRELOAD="$(g++ -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0
-# besides. Options of the stand-ins are at the head of libcuda.cpp and libnvrtc.cpp.
+# besides. Options of the stand-ins are at the heads of their files.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out="$(mkdir -p "$1" && cd "$1" && pwd)"
 here="$(cd "$(dirname "$0")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
@@ -20,8 +21,8 @@ flags=(-std=c++17 -O2 -g -fPIC -ffp-contract=off -fno-strict-aliasing -Wall -Wno
 if [ "${2:-}" = asan ]; then
   flags+=(-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all)
 fi
-rm -rf "$out/obj" "$out/lib" "$out/driver-only"
-mkdir -p "$out/obj" "$out/lib" "$out/driver-only"
+rm -rf "$out/obj" "$out/lib" "$out/driver-only" "$out/no-cublaslt"
+mkdir -p "$out/obj" "$out/lib" "$out/driver-only" "$out/no-cublaslt"
 
 # A unit for each file of kernels: the file, its kernels' names, its text.
 shopt -s nullglob
@@ -63,5 +64,8 @@ for pid in "${pids[@]}"; do wait "$pid"; done
 
 "$cxx" "${flags[@]}" -shared -Wl,-soname,libcuda.so.1 -o "$out/lib/libcuda.so.1" "$out"/obj/*.o -ldl
 "$cxx" "${flags[@]}" -shared -Wl,-soname,libnvrtc.so.12 -o "$out/lib/libnvrtc.so.12" "$here/libnvrtc.cpp"
+"$cxx" "${flags[@]}" -shared -Wl,-soname,libcublasLt.so.12 -o "$out/lib/libcublasLt.so.12" "$here/libcublaslt.cpp" \
+  -L"$out/lib" -l:libcuda.so.1
 ln -s ../lib/libcuda.so.1 "$out/driver-only/libcuda.so.1"
+ln -s ../lib/libcuda.so.1 ../lib/libnvrtc.so.12 "$out/no-cublaslt/"
 echo "$out: $symbol texts of kernels"

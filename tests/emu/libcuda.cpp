@@ -593,4 +593,16 @@ API cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   later(s, kernel->bind(dim3(gx, gy, gz), dim3(bx, by, bz), smem, arguments));
   return OK;
 }
+// What stand-ins for other libraries need: their own work on a stream, and whether memory is the device's.
+API tessera_emu_later(void* stream, void (*run)(void*), void* data) {
+  BEGIN_IN(tessera_emu_later);
+  auto* s = known(stream);
+  if (!s) return INVALID_HANDLE;
+  later(s, [=] { run(data); });
+  return OK;
+}
+__attribute__((visibility("default"))) int tessera_emu_on_device(const void* at, size_t bytes) {
+  std::lock_guard guard(state().lock);
+  return on_device(ptr(uintptr_t(at)), bytes);
+}
 }

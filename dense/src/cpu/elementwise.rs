@@ -209,7 +209,7 @@ fn sum_of_squares_body(x: &[f32]) -> f64 {
 }
 
 simd_kernel! {
-    /// Sum of squares of a block, in the order of `DenseOps::sum_of_squares`.
+    /// Sum of squares of a block, in the order of `DenseOps::sums_of_squares`.
     pub fn sum_of_squares = sum_of_squares_body(x: &[f32]) -> f64
 }
 

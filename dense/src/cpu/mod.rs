@@ -390,26 +390,31 @@ impl DenseOps for Cpu {
         Ok(())
     }
 
-    fn sum_of_squares(
+    fn sums_of_squares(
         &self,
         _: &CpuStream,
-        range: Range<usize>,
+        ranges: &[Range<usize>],
         buffer: &HostBuffer<f32>,
         scratch: &mut HostBuffer<f64>,
-    ) -> Result<f64> {
+        sums: &mut [f64],
+    ) -> Result<()> {
         let simd = self.simd();
-        let values = &buffer[range];
-        if values.len() <= SUM_BLOCK {
-            // Most biases: not worth waking a worker.
-            return Ok(elementwise::sum_of_squares(simd, values));
-        }
-        let partial = &mut scratch[..values.len().div_ceil(SUM_BLOCK)];
-        let blocks = values.par_chunks(SUM_BLOCK);
-        self.run(|| {
-            blocks.zip(partial.par_iter_mut()).for_each(|(block, partial)| {
-                *partial = elementwise::sum_of_squares(simd, block);
+        for (range, sum) in ranges.iter().zip(sums) {
+            let values = &buffer[range.clone()];
+            if values.len() <= SUM_BLOCK {
+                // Most biases: not worth waking a worker.
+                *sum = elementwise::sum_of_squares(simd, values);
+                continue;
+            }
+            let partial = &mut scratch[..values.len().div_ceil(SUM_BLOCK)];
+            let blocks = values.par_chunks(SUM_BLOCK);
+            self.run(|| {
+                blocks.zip(partial.par_iter_mut()).for_each(|(block, partial)| {
+                    *partial = elementwise::sum_of_squares(simd, block);
+                });
             });
-        });
-        Ok(partial.iter().sum())
+            *sum = partial.iter().sum();
+        }
+        Ok(())
     }
 }

@@ -1,10 +1,11 @@
-//! An NVIDIA GPU as a device, over its driver and NVRTC, which are loaded at run time: a program
-//! with this in it starts on machines that have neither.
+//! An NVIDIA GPU as a device, over its driver, NVRTC and cuBLASLt, which are loaded at run time: a
+//! program with this in it starts on machines that have none of them.
 //!
 //! ```text
 //! probe      what there is, as a value: libraries, driver, GPUs
 //! Cuda       memory (pools of blocks), streams, events
 //! KernelSource -> Kernel -> Call -> launch
+//! Product      -> multiply, by cuBLASLt
 //! ```
 //!
 //! Everything may be used by any thread: each call binds the device's context to its thread.
@@ -19,6 +20,7 @@ mod libraries;
 mod memory;
 mod pool;
 mod probe;
+mod products;
 mod shared;
 mod stream;
 pub mod testing;
@@ -33,9 +35,11 @@ pub use kernel::{Call, Kernel, KernelSource, Launch};
 pub use libraries::Found;
 pub use memory::{CudaBuffer, PinnedBytes};
 pub use probe::{Driver, Gpu, Probe};
+pub use products::{Epilogue, Factor, Form, Fused, Output, Precision, Product, Store};
 pub use stream::{CudaEvent, CudaStream};
 
 use crate::{Device, DeviceError, DeviceInfo, Element, Result};
+use products::Products;
 use shared::Shared;
 
 /// The oldest driver that works, in CUDA's numbering: 1000 times the major version and 10 times
@@ -55,11 +59,13 @@ pub struct CudaOptions {
     pub cached_bytes_max: u64,
     /// As [`CudaOptions::cached_bytes_max`], of page-locked host memory.
     pub pinned_bytes_max: u64,
+    /// How matrices are multiplied.
+    pub precision: Precision,
 }
 
 impl Default for CudaOptions {
     /// Kernels are kept in `tessera/cubin` of `$XDG_CACHE_HOME` or `$HOME/.cache`; 4 GiB of device
-    /// memory and 64 MiB of page-locked memory.
+    /// memory and 64 MiB of page-locked memory; products in f32.
     fn default() -> Self {
         let folder = |name: &str, below: &str| {
             let base = std::env::var_os(name).filter(|base| !base.is_empty())?;
@@ -70,6 +76,7 @@ impl Default for CudaOptions {
                 .or_else(|| folder("HOME", ".cache/tessera/cubin")),
             cached_bytes_max: 4 << 30,
             pinned_bytes_max: 64 << 20,
+            precision: Precision::Fp32,
         }
     }
 }
@@ -105,6 +112,7 @@ pub struct CudaStats {
 #[derive(Clone)]
 pub struct Cuda {
     shared: Arc<Shared>,
+    products: Arc<Products>,
 }
 
 impl Cuda {
@@ -126,7 +134,8 @@ impl Cuda {
                 reason: format!("there is no GPU {ordinal}: the driver shows {count}, from 0"),
             });
         }
-        Ok(Self { shared: Shared::new(ordinal, options)? })
+        let products = Arc::new(Products::new(options.precision));
+        Ok(Self { shared: Shared::new(ordinal, options)?, products })
     }
 
     /// The GPU's number.
