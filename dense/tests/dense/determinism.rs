@@ -1,14 +1,16 @@
 //! The same bits on any number of threads, in any activations.
 
-use tessera_dense::{Clip, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec, ParamGrad};
+use tessera_dense::{
+    Clip, DenseOps, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec, ParamGrad,
+};
 use tessera_device::Cpu;
 
-use crate::fixture::{Fixture, cpu, spec};
+use crate::fixture::{Fixture, cpu, on_each_device, spec};
 
 const ADAM: DenseOptimizer = DenseOptimizer::Adam { lr: 0.01, eps: 1e-8, beta1: 0.9, beta2: 0.999 };
 
 /// Loss and all bits after two steps.
-fn train(fixture: &mut Fixture) -> (Vec<u64>, Vec<u32>) {
+fn train<D: DenseOps>(fixture: &mut Fixture<D>) -> (Vec<u64>, Vec<u32>) {
     let mut losses = Vec::new();
     for t in 1..=2 {
         fixture.fill(t as usize);
@@ -77,27 +79,25 @@ fn models_of_real_size_on_1_2_3_and_5_threads() {
     assert_same_on_all(&cpus, &narrow, 2047);
 }
 
-/// Rows past the batch hold NaN from a larger batch; scratch holds what that batch left.
-#[test]
-fn the_size_and_the_history_of_the_activations_do_not_matter() {
-    let cpu = cpu(3);
-    for interaction in
-        [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }]
-    {
-        for batch in [1, 7, 255, 256] {
-            let spec = spec(interaction.clone(), &[9; 3]);
-            let want = train(&mut Fixture::new(&cpu, spec.clone(), ADAM, batch));
-            let mut larger = Fixture::new(&cpu, spec, ADAM, 600);
-            for r in 0..larger.batch {
-                larger.acts.labels[r] = f32::NAN;
+on_each_device! {
+    /// Rows past the batch hold NaN from a larger batch; scratch holds what that batch left.
+    fn the_size_and_the_history_of_the_activations_do_not_matter(device) {
+        for interaction in
+            [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }]
+        {
+            for batch in [1, 7, 255, 256] {
+                let spec = spec(interaction.clone(), &[9; 3]);
+                let want = train(&mut Fixture::new(device, spec.clone(), ADAM, batch));
+                let mut larger = Fixture::new(device, spec, ADAM, 600);
+                larger.upload(&[f32::NAN; 600], 0, |acts| &mut acts.labels);
+                let Fixture { stream, dlrm, acts, .. } = &mut larger;
+                dlrm.forward(stream, acts, 0..600).unwrap();
+                assert!(dlrm.loss(stream, acts, 0..600, 600).unwrap().is_nan());
+                let ignore = |_: tessera_dense::Bucket<'_, D>| Ok::<_, tessera_dense::DenseError>(());
+                dlrm.backward(stream, acts, 0..600, ParamGrad::Store, ignore).unwrap();
+                larger.batch = batch;
+                assert!(train(&mut larger) == want, "{interaction:?}, batch {batch}");
             }
-            let Fixture { stream, dlrm, acts, .. } = &mut larger;
-            dlrm.forward(stream, acts, 0..600).unwrap();
-            assert!(dlrm.loss(stream, acts, 0..600, 600).unwrap().is_nan());
-            let ignore = |_: tessera_dense::Bucket<'_, Cpu>| Ok::<_, tessera_dense::DenseError>(());
-            dlrm.backward(stream, acts, 0..600, ParamGrad::Store, ignore).unwrap();
-            larger.batch = batch;
-            assert!(train(&mut larger) == want, "{interaction:?}, batch {batch}");
         }
     }
 }

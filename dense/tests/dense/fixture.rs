@@ -1,20 +1,55 @@
-//! A model on the CPU with a batch of made-up inputs.
+//! A model on some device with a batch of made-up inputs.
 
 use std::num::NonZeroUsize;
 
 use tessera_dense::{
-    Activations, Bucket, DenseError, DenseOptimizer, DenseStep, Dlrm, Interaction, Loss, ModelSpec,
-    ParamGrad, Role,
+    Activations, Bucket, DenseError, DenseOps, DenseOptimizer, DenseStep, Dlrm, Interaction, Loss,
+    ModelSpec, ParamGrad, Role,
 };
-use tessera_device::{Cpu, CpuStream, Device};
+use tessera_device::{Cpu, DeviceBuffer};
 
 use crate::oracle::{Params, Sample};
 
-pub struct Fixture {
-    pub stream: CpuStream,
-    pub dlrm: Dlrm<Cpu>,
-    pub acts: Activations<Cpu>,
+pub struct Fixture<D: DenseOps> {
+    pub device: D,
+    pub stream: D::Stream,
+    pub dlrm: Dlrm<D>,
+    pub acts: Activations<D>,
     pub batch: usize,
+}
+
+/// Tests with one body for every device: on the CPU, and on a GPU or its stand-in where there is
+/// one.
+macro_rules! on_each_device {
+    ($($(#[$attribute:meta])* fn $name:ident($device:ident) $body:block)+) => {$(
+        $(#[$attribute])*
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn body<D: tessera_dense::DenseOps>($device: &D) $body
+
+            #[test]
+            fn on_cpu() {
+                body(&$crate::fixture::cpu(2));
+            }
+
+            #[test]
+            fn on_cuda() {
+                if let Some(cuda) = tessera_device::cuda::testing::cuda() {
+                    body(&cuda);
+                }
+            }
+        }
+    )+};
+}
+pub(crate) use on_each_device;
+
+/// All elements of a buffer, once the stream is done.
+pub fn download<D: DenseOps>(device: &D, stream: &D::Stream, buffer: &D::Buffer<f32>) -> Vec<f32> {
+    let mut values = vec![0.0; buffer.len()];
+    device.download(stream, buffer, 0, &mut values).unwrap();
+    values
 }
 
 pub fn cpu(threads: usize) -> Cpu {
@@ -41,12 +76,12 @@ pub fn value(seed: usize, i: usize) -> f32 {
     (mixed >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
-impl Fixture {
-    pub fn new(cpu: &Cpu, spec: ModelSpec, optimizer: DenseOptimizer, batch: usize) -> Self {
-        let dlrm = Dlrm::with_bucket_bytes(cpu, spec, optimizer, 11, 200).unwrap();
+impl<D: DenseOps> Fixture<D> {
+    pub fn new(device: &D, spec: ModelSpec, optimizer: DenseOptimizer, batch: usize) -> Self {
+        let dlrm = Dlrm::with_bucket_bytes(device, spec, optimizer, 11, 200).unwrap();
         let acts = dlrm.activations(batch).unwrap();
-        let stream = cpu.stream().unwrap();
-        let mut fixture = Self { stream, dlrm, acts, batch };
+        let stream = device.stream().unwrap();
+        let mut fixture = Self { device: device.clone(), stream, dlrm, acts, batch };
         fixture.fill(0);
         fixture
     }
@@ -54,23 +89,52 @@ impl Fixture {
     /// Writes inputs that depend on `seed`, row and column alone, and NaN everywhere else.
     pub fn fill(&mut self, seed: usize) {
         let spec = self.dlrm.spec();
-        let stride = spec.stride();
-        self.acts.x0.fill(f32::NAN);
-        self.acts.dx0.fill(f32::NAN);
-        self.acts.dense.fill(f32::NAN);
-        self.acts.labels.fill(f32::NAN);
+        let (stride, max_batch) = (spec.stride(), self.acts.max_batch());
+        let mut x0 = vec![f32::NAN; max_batch * stride];
+        let mut dense = vec![f32::NAN; max_batch * spec.dense_features];
+        let mut labels = vec![f32::NAN; max_batch];
         let features = spec.dense_width()..spec.input_width();
         let wide = if spec.wide { spec.features.len() } else { 0 };
         for r in 0..self.batch {
             let seed = seed * 1_000_003 + r;
             for c in features.start..features.end + wide {
-                self.acts.x0[r * stride + c] = value(seed, c);
+                x0[r * stride + c] = value(seed, c);
             }
             for c in 0..spec.dense_features {
-                self.acts.dense[r * spec.dense_features + c] = 2.0 * value(seed, 5_000 + c);
+                dense[r * spec.dense_features + c] = 2.0 * value(seed, 5_000 + c);
             }
-            self.acts.labels[r] = if value(seed, 9_000) > 0.0 { 1.0 } else { 0.0 };
+            labels[r] = if value(seed, 9_000) > 0.0 { 1.0 } else { 0.0 };
         }
+        let dx0 = vec![f32::NAN; x0.len()];
+        let Self { device, stream, acts, .. } = self;
+        for (values, buffer) in [
+            (x0, &mut acts.x0),
+            (dx0, &mut acts.dx0),
+            (dense, &mut acts.dense),
+            (labels, &mut acts.labels),
+        ] {
+            device.upload(stream, &values, buffer, 0).unwrap();
+        }
+    }
+
+    /// Writes a column of all samples' input rows or labels, say.
+    pub fn upload(
+        &mut self,
+        values: &[f32],
+        at: usize,
+        to: impl Fn(&mut Activations<D>) -> &mut D::Buffer<f32>,
+    ) {
+        self.device.upload(&self.stream, values, to(&mut self.acts), at).unwrap();
+    }
+
+    /// The gradients of all parameters.
+    pub fn grads(&self) -> Vec<f32> {
+        download(&self.device, &self.stream, self.dlrm.grads())
+    }
+
+    /// The gradients of the input rows.
+    pub fn dx0(&self) -> Vec<f32> {
+        download(&self.device, &self.stream, &self.acts.dx0)
     }
 
     /// Forward, loss and backward; returns the loss and the number of buckets handed over.
@@ -79,7 +143,7 @@ impl Fixture {
         dlrm.forward(stream, acts, 0..*batch).unwrap();
         let loss = dlrm.loss(stream, acts, 0..*batch, global_batch).unwrap();
         let mut buckets = 0;
-        let on_bucket = |mut bucket: Bucket<'_, Cpu>| -> Result<(), DenseError> {
+        let on_bucket = |mut bucket: Bucket<'_, D>| -> Result<(), DenseError> {
             assert_eq!(bucket.index, buckets);
             assert!(bucket.grad_sq_norm(stream)? >= 0.0);
             buckets += 1;
@@ -106,13 +170,16 @@ impl Fixture {
     /// The batch as the oracle takes it.
     pub fn samples(&self) -> Vec<Sample> {
         let spec = self.dlrm.spec();
+        let get = |buffer| download(&self.device, &self.stream, buffer);
+        let (x0, dense) = (get(&self.acts.x0), get(&self.acts.dense));
+        let (labels, weights) = (get(&self.acts.labels), get(&self.acts.sample_weights));
         let cells = |at: usize, len: usize| -> Vec<f64> {
-            self.acts.x0[at..at + len].iter().map(|&x| f64::from(x)).collect()
+            x0[at..at + len].iter().map(|&x| f64::from(x)).collect()
         };
         (0..self.batch)
             .map(|r| {
                 let row = r * spec.stride();
-                let dense = &self.acts.dense[r * spec.dense_features..][..spec.dense_features];
+                let dense = &dense[r * spec.dense_features..][..spec.dense_features];
                 let wide = if spec.wide { spec.features.len() } else { 0 };
                 Sample {
                     dense: dense.iter().map(|&x| f64::from(x)).collect(),
@@ -120,8 +187,8 @@ impl Fixture {
                         .map(|f| cells(row + spec.feature_column(f), spec.features[f]))
                         .collect(),
                     wide: cells(row + spec.input_width(), wide),
-                    label: f64::from(self.acts.labels[r]),
-                    weight: f64::from(self.acts.sample_weights[r]),
+                    label: f64::from(labels[r]),
+                    weight: f64::from(weights[r]),
                 }
             })
             .collect()
@@ -135,9 +202,11 @@ impl Fixture {
         }
         let spec = self.dlrm.spec();
         let wide = if spec.wide { spec.features.len() } else { 0 };
-        bits.extend(&self.acts.logits[..self.batch]);
+        let logits = download(&self.device, &self.stream, &self.acts.logits);
+        bits.extend(&logits[..self.batch]);
+        let dx0 = self.dx0();
         for r in 0..self.batch {
-            let row = &self.acts.dx0[r * spec.stride()..][..spec.stride()];
+            let row = &dx0[r * spec.stride()..][..spec.stride()];
             let end = spec.input_width() + wide;
             bits.extend(&row[spec.dense_width()..end]);
             assert!(row[end..].iter().all(|x| x.is_nan()), "padding was written");

@@ -1,9 +1,10 @@
 //! Losses and gradients of every kind of model against the oracle and its finite differences.
 
-use tessera_dense::{Bucket, DenseError, DenseOptimizer, Interaction, Loss, ModelSpec, ParamGrad};
-use tessera_device::Cpu;
+use tessera_dense::{
+    Bucket, DenseError, DenseOps, DenseOptimizer, Interaction, Loss, ModelSpec, ParamGrad,
+};
 
-use crate::fixture::{Fixture, cpu, spec};
+use crate::fixture::{Fixture, on_each_device, spec};
 use crate::oracle::{self, Params, Sample};
 
 const SGD: DenseOptimizer = DenseOptimizer::Sgd { lr: 0.1 };
@@ -21,13 +22,12 @@ fn assert_close(name: &str, got: &[f32], want: &[f64]) {
     }
 }
 
-fn check(spec: ModelSpec, batch: usize, weighted: bool) {
+fn check<D: DenseOps>(device: &D, spec: ModelSpec, batch: usize, weighted: bool) {
     let what = format!("{spec:?}");
-    let mut fixture = Fixture::new(&cpu(2), spec.clone(), SGD, batch);
+    let mut fixture = Fixture::new(device, spec.clone(), SGD, batch);
     if weighted {
-        for r in 0..batch {
-            fixture.acts.sample_weights[r] = 0.25 + 0.5 * (r % 4) as f32;
-        }
+        let weights: Vec<f32> = (0..batch).map(|r| 0.25 + 0.5 * (r % 4) as f32).collect();
+        fixture.upload(&weights, 0, |acts| &mut acts.sample_weights);
     }
     let global_batch = batch as u64 + 3;
     let (loss, buckets) = fixture.step(global_batch);
@@ -40,6 +40,7 @@ fn check(spec: ModelSpec, batch: usize, weighted: bool) {
     let want = of(&params, &samples);
     assert!((loss - want).abs() <= 1e-6 * want.abs(), "{what}: loss {loss}, expected {want}");
 
+    let grads = fixture.grads();
     for param in fixture.dlrm.params() {
         let mut moved = params.clone();
         let want: Vec<f64> = (0..param.range.len())
@@ -54,16 +55,17 @@ fn check(spec: ModelSpec, batch: usize, weighted: bool) {
                 slope
             })
             .collect();
-        let got = &fixture.dlrm.grads()[param.range.clone()];
+        let got = &grads[param.range.clone()];
         assert_close(&format!("{what}: {}", param.name), got, &want);
     }
 
+    let dx0 = fixture.dx0();
     let mut moved = samples.clone();
     let stride = spec.stride();
     for feature in 0..spec.features.len() {
         let (mut got, mut want, mut got_wide, mut want_wide) = (vec![], vec![], vec![], vec![]);
         for r in 0..batch {
-            let row = &fixture.acts.dx0[r * stride..];
+            let row = &dx0[r * stride..];
             got.extend(&row[spec.feature_column(feature)..][..spec.features[feature]]);
             for d in 0..spec.features[feature] {
                 let at = samples[r].features[feature][d];
@@ -92,102 +94,99 @@ fn check(spec: ModelSpec, batch: usize, weighted: bool) {
 
 const DCN: Interaction = Interaction::Dcn { layers: 3, rank: 2 };
 
-#[test]
-fn every_interaction_loss_and_wide_part() {
-    for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
-        for loss in [Loss::Bce, Loss::Mse] {
-            for wide in [false, true] {
-                let spec = ModelSpec { loss, wide, ..spec(interaction.clone(), &[4, 4, 4]) };
-                check(spec, 6, wide);
+on_each_device! {
+    fn every_interaction_loss_and_wide_part(device) {
+        for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
+            for loss in [Loss::Bce, Loss::Mse] {
+                for wide in [false, true] {
+                    let spec = ModelSpec { loss, wide, ..spec(interaction.clone(), &[4, 4, 4]) };
+                    check(device, spec, 6, wide);
+                }
             }
         }
     }
-}
 
-#[test]
-fn models_without_a_dense_vector_or_with_raw_dense_values() {
-    for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
-        let spec = spec(interaction, &[3, 3]);
-        check(ModelSpec { dense_features: 0, bottom: vec![], ..spec }, 5, false);
-    }
-    for interaction in [Interaction::Concat, DCN] {
-        let spec = spec(interaction, &[3, 1, 2]);
-        check(ModelSpec { bottom: vec![], ..spec.clone() }, 5, false);
-        check(ModelSpec { features: vec![], wide: false, ..spec }, 5, false);
-    }
-}
-
-#[test]
-fn single_layers_ranks_and_columns() {
-    for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
-        for dim in [1, 2] {
-            let mut spec = spec(interaction.clone(), &[dim, dim]);
-            spec.top = vec![1];
-            spec.bottom = vec![dim];
-            spec.dense_features = 1;
-            check(spec, 4, false);
+    fn models_without_a_dense_vector_or_with_raw_dense_values(device) {
+        for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
+            let spec = spec(interaction, &[3, 3]);
+            check(device, ModelSpec { dense_features: 0, bottom: vec![], ..spec }, 5, false);
+        }
+        for interaction in [Interaction::Concat, DCN] {
+            let spec = spec(interaction, &[3, 1, 2]);
+            check(device, ModelSpec { bottom: vec![], ..spec.clone() }, 5, false);
+            check(device, ModelSpec { features: vec![], wide: false, ..spec }, 5, false);
         }
     }
-    for (layers, rank) in [(1, 1), (2, 1), (4, 9)] {
-        check(spec(Interaction::Dcn { layers, rank }, &[2, 3]), 1, false);
-    }
-}
 
-#[test]
-fn every_dim_from_1_to_33() {
-    for dim in 1..=33 {
-        let mut spec = spec(Interaction::Dot, &[dim, dim]);
-        if dim % 3 == 1 {
-            spec = ModelSpec { interaction: Interaction::Concat, ..spec };
-        }
-        if dim % 3 == 2 {
-            spec = ModelSpec { interaction: Interaction::Dcn { layers: 2, rank: 3 }, ..spec };
-        }
-        spec.bottom[0] = dim;
-        spec.top = vec![dim, 1];
-        check(spec, 3, false);
-    }
-}
-
-/// A batch that goes forward and backward in parts has the loss, and the gradients, of the whole
-/// batch but for how their sums are grouped.
-#[test]
-fn gradients_of_a_batchs_parts_add_up_to_those_of_the_whole() {
-    let interactions =
-        [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }];
-    for interaction in interactions {
-        for cuts in [vec![0, 13], vec![0, 1, 13], vec![0, 5, 5, 9, 13], vec![0, 0, 13]] {
-            let fixture = || {
-                Fixture::new(
-                    &cpu(2),
-                    spec(interaction.clone(), &[4, 4]),
-                    DenseOptimizer::Sgd { lr: 0.1 },
-                    13,
-                )
-            };
-            let (mut whole, mut parts) = (fixture(), fixture());
-            let (expected, _) = whole.step(20);
-            let Fixture { stream, dlrm, acts, .. } = &mut parts;
-            let mut loss = 0.0;
-            for (part, ends) in cuts.windows(2).enumerate() {
-                let rows = ends[0]..ends[1];
-                dlrm.forward(stream, acts, rows.clone()).unwrap();
-                loss += dlrm.loss(stream, acts, rows.clone(), 20).unwrap();
-                let store = if part == 0 { ParamGrad::Store } else { ParamGrad::Add };
-                let ignore = |_: Bucket<'_, Cpu>| Ok::<(), DenseError>(());
-                dlrm.backward(stream, acts, rows, store, ignore).unwrap();
+    fn single_layers_ranks_and_columns(device) {
+        for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
+            for dim in [1, 2] {
+                let mut spec = spec(interaction.clone(), &[dim, dim]);
+                spec.top = vec![1];
+                spec.bottom = vec![dim];
+                spec.dense_features = 1;
+                check(device, spec, 4, false);
             }
-            assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
-            let close = |a: &[f32], b: &[f32]| {
-                let largest = a.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-                a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * largest)
-            };
-            assert!(close(whole.dlrm.grads(), parts.dlrm.grads()), "{interaction:?} {cuts:?}");
-            let first = whole.dlrm.spec().dense_width();
-            let stride = whole.dlrm.spec().stride();
-            for (a, b) in whole.acts.dx0.chunks(stride).zip(parts.acts.dx0.chunks(stride)) {
-                let used = first..whole.dlrm.spec().input_width();
-                assert!(close(&a[used.clone()], &b[used]), "{interaction:?} {cuts:?}");
+        }
+        for (layers, rank) in [(1, 1), (2, 1), (4, 9)] {
+            check(device, spec(Interaction::Dcn { layers, rank }, &[2, 3]), 1, false);
+        }
+    }
+
+    fn every_dim_from_1_to_33(device) {
+        for dim in 1..=33 {
+            let mut spec = spec(Interaction::Dot, &[dim, dim]);
+            if dim % 3 == 1 {
+                spec = ModelSpec { interaction: Interaction::Concat, ..spec };
+            }
+            if dim % 3 == 2 {
+                spec = ModelSpec { interaction: Interaction::Dcn { layers: 2, rank: 3 }, ..spec };
+            }
+            spec.bottom[0] = dim;
+            spec.top = vec![dim, 1];
+            check(device, spec, 3, false);
+        }
+    }
+
+    /// A batch that goes forward and backward in parts has the loss, and the gradients, of the whole
+    /// batch but for how their sums are grouped.
+    fn gradients_of_a_batchs_parts_add_up_to_those_of_the_whole(device) {
+        let interactions =
+            [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }];
+        for interaction in interactions {
+            for cuts in [vec![0, 13], vec![0, 1, 13], vec![0, 5, 5, 9, 13], vec![0, 0, 13]] {
+                let fixture = || {
+                    Fixture::new(
+                        device,
+                        spec(interaction.clone(), &[4, 4]),
+                        DenseOptimizer::Sgd { lr: 0.1 },
+                        13,
+                    )
+                };
+                let (mut whole, mut parts) = (fixture(), fixture());
+                let (expected, _) = whole.step(20);
+                let Fixture { stream, dlrm, acts, .. } = &mut parts;
+                let mut loss = 0.0;
+                for (part, ends) in cuts.windows(2).enumerate() {
+                    let rows = ends[0]..ends[1];
+                    dlrm.forward(stream, acts, rows.clone()).unwrap();
+                    loss += dlrm.loss(stream, acts, rows.clone(), 20).unwrap();
+                    let store = if part == 0 { ParamGrad::Store } else { ParamGrad::Add };
+                    let ignore = |_: Bucket<'_, D>| Ok::<(), DenseError>(());
+                    dlrm.backward(stream, acts, rows, store, ignore).unwrap();
+                }
+                assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
+                let close = |a: &[f32], b: &[f32]| {
+                    let largest = a.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * largest)
+                };
+                assert!(close(&whole.grads(), &parts.grads()), "{interaction:?} {cuts:?}");
+                let first = whole.dlrm.spec().dense_width();
+                let stride = whole.dlrm.spec().stride();
+                for (a, b) in whole.dx0().chunks(stride).zip(parts.dx0().chunks(stride)) {
+                    let used = first..whole.dlrm.spec().input_width();
+                    assert!(close(&a[used.clone()], &b[used]), "{interaction:?} {cuts:?}");
+                }
             }
         }
     }

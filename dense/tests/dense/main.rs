@@ -5,5 +5,6 @@ mod determinism;
 mod fixture;
 mod golden;
 mod gradients;
+mod operations;
 mod oracle;
 mod training;
