@@ -9,8 +9,8 @@
 //!                               `dense_column_dots`, as for db, the column sums of dy
 //! ```
 //!
-//! Everything else is a product of matrices, by cuBLASLt. The choice depends on shapes alone, and is
-//! the CPU's.
+//! Everything else is a product of matrices, by cuBLASLt. The choice depends on shapes alone, and
+//! is the CPU's.
 
 use tessera_device::cuda::{
     CudaBuffer, CudaStream, Epilogue, Factor, Form, Fused, Launch, Output, Product, Store,

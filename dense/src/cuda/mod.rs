@@ -1,8 +1,8 @@
 //! The operations of [`DenseOps`] on a GPU.
 //!
 //! ```text
-//! linear.rs       products: cuBLASLt for matrices (device layer, `multiply`), our own kernels where
-//!                 one side is a single row or column, and for sums of columns
+//! linear.rs       products: cuBLASLt for matrices (`Cuda::multiply`), our own kernels where one
+//!                 side is a single row or column, and for sums of columns
 //! rows.rs         passes over rows: gates, copies, cross layers' ends, the wide part
 //! interaction.rs  the dot interaction
 //! sums.rs         losses, squared norms: the operations that give the host a number
@@ -10,8 +10,8 @@
 //! kernels.rs      the sources in `dense/kernels`, and views as arguments
 //! ```
 //!
-//! **Nothing waits** but the operations of `sums.rs`, which copy one number or a few back. Where the
-//! trait asks for a sum a parameter, one launch computes all of them.
+//! **Nothing waits** but the operations of `sums.rs`, which copy one number or a few back; the sums of
+//! a bucket's parameters are one launch and one wait.
 //!
 //! **Bits.** Our kernels do the host's operations in the host's order: everything but products of
 //! matrices (cuBLASLt's order; the same on one configuration of GPU and library) and the

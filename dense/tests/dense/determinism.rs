@@ -1,7 +1,8 @@
 //! The same bits on any number of threads, in any activations.
 
 use tessera_dense::{
-    Clip, DenseOps, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec, ParamGrad,
+    Bucket, Clip, DenseError, DenseOps, DenseOptimizer, DenseStep, Interaction, Loss, ModelSpec,
+    ParamGrad,
 };
 use tessera_device::Cpu;
 
@@ -93,7 +94,7 @@ on_each_device! {
                 let Fixture { stream, dlrm, acts, .. } = &mut larger;
                 dlrm.forward(stream, acts, 0..600).unwrap();
                 assert!(dlrm.loss(stream, acts, 0..600, 600).unwrap().is_nan());
-                let ignore = |_: tessera_dense::Bucket<'_, D>| Ok::<_, tessera_dense::DenseError>(());
+                let ignore = |_: Bucket<'_, D>| Ok::<(), DenseError>(());
                 dlrm.backward(stream, acts, 0..600, ParamGrad::Store, ignore).unwrap();
                 larger.batch = batch;
                 assert!(train(&mut larger) == want, "{interaction:?}, batch {batch}");

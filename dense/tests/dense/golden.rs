@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tessera_dense::{
-    Clip, DenseError, DenseOptimizer, DenseStep, Dlrm, DotShape, Interaction, Loss, ModelSpec,
-    ParamGrad, Pass, Rows, RowsMut,
+    Bucket, Clip, DenseError, DenseOptimizer, DenseStep, Dlrm, DotShape, Interaction, Loss,
+    ModelSpec, ParamGrad, Pass, Rows, RowsMut,
 };
 
 use crate::fixture::{download, on_each_device};
@@ -91,8 +91,8 @@ on_each_device! {
             let loss = dlrm.loss(&stream, &mut acts, 0..batch, batch as u64).unwrap();
             let want = golden["loss"][step].as_f64().unwrap();
             assert!((loss - want).abs() < 4e-6, "step {step}: loss {loss}, expected {want}");
-            dlrm.backward(&stream, &mut acts, 0..batch, ParamGrad::Store, |_| Ok::<(), DenseError>(()))
-                .unwrap();
+            let ignore = |_: Bucket<'_, D>| Ok::<(), DenseError>(());
+            dlrm.backward(&stream, &mut acts, 0..batch, ParamGrad::Store, ignore).unwrap();
             let dx0 = download(device, &stream, &acts.dx0);
             for &(t, id, at) in &uses {
                 for d in 0..2 {
@@ -138,7 +138,8 @@ on_each_device! {
         let mut input = device.alloc::<f32>(x.len()).unwrap();
         device.upload(&stream, &x, &mut input, 0).unwrap();
         let pass = Pass { stream: &stream, batch };
-        device.dot(pass, shape, Rows::new(&input, 0, width), RowsMut::new(&mut y, 0, cols)).unwrap();
+        let x_rows = Rows::new(&input, 0, width);
+        device.dot(pass, shape, x_rows, RowsMut::new(&mut y, 0, cols)).unwrap();
         let y = download(device, &stream, &y);
         let want = numbers(&golden["interaction_dot_upper_row_major"]);
         for r in 0..batch {

@@ -148,8 +148,8 @@ on_each_device! {
         }
     }
 
-    /// A batch that goes forward and backward in parts has the loss, and the gradients, of the whole
-    /// batch but for how their sums are grouped.
+    /// A batch that goes forward and backward in parts has the loss, and the gradients, of the
+    /// whole batch but for how their sums are grouped.
     fn gradients_of_a_batchs_parts_add_up_to_those_of_the_whole(device) {
         let interactions =
             [Interaction::Dot, Interaction::Concat, Interaction::Dcn { layers: 2, rank: 3 }];

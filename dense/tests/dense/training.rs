@@ -142,7 +142,9 @@ on_each_device! {
                 Ok::<(), DenseError>(())
             })
             .unwrap_err();
-        let DenseError::NonFiniteGradient { parameter, value, .. } = &error else { panic!("{error}") };
+        let DenseError::NonFiniteGradient { parameter, value, .. } = &error else {
+            panic!("{error}")
+        };
         assert!(parameter.starts_with("dense.top."), "{error}");
         assert!(!value.is_finite());
         assert!(!seen.contains(parameter));
@@ -175,7 +177,8 @@ on_each_device! {
         let weights = tensors.iter().filter(|tensor| tensor.role == Role::Weight).count();
         assert_eq!((weights, tensors.len()), (13, 39));
         for (i, tensor) in tensors.iter().enumerate() {
-            let values: Vec<f32> = (0..tensor.shape.iter().product()).map(|e| value(i, e)).collect();
+            let len = tensor.shape.iter().product();
+            let values: Vec<f32> = (0..len).map(|e| value(i, e)).collect();
             fixture.dlrm.write(&fixture.stream, &tensor.name, &values).unwrap();
         }
         for (i, tensor) in tensors.iter().enumerate() {
@@ -210,7 +213,9 @@ on_each_device! {
         let mut fixture = Fixture::new(device, spec(Interaction::Concat, &[3]), SGD, 4);
         let Fixture { stream, dlrm, acts, .. } = &mut fixture;
         let error = dlrm.forward(stream, acts, 0..5).unwrap_err();
-        assert!(matches!(error, DenseError::BatchTooLarge { batch: 5, max_batch: 4, .. }), "{error}");
+        let DenseError::BatchTooLarge { batch: 5, max_batch: 4, .. } = error else {
+            panic!("{error}")
+        };
         for global_batch in [0, 3] {
             let error = dlrm.loss(stream, acts, 0..4, global_batch).unwrap_err();
             assert!(matches!(error, DenseError::GlobalBatch { batch: 4, .. }), "{error}");

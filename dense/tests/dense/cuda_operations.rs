@@ -207,7 +207,7 @@ fn gradients_of_parameters_of_all_shapes() {
     }
 }
 
-/// A ReLU that makes 0 of NaN hides a fault. The stand-in's library has such a one under some seeds.
+/// A ReLU that makes 0 of NaN hides a fault. The stand-in for cuBLASLt has such a one in some runs.
 #[test]
 fn relus_keep_nan() {
     let Some(cuda) = testing::cuda() else { return };
