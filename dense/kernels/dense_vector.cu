@@ -8,9 +8,10 @@
 //
 // Every factor is read once: 4 bytes for 2 flops, so the memory is the limit. dots: 8 warps a block,
 // at most 32 registers, 2048 threads a multiprocessor. The other two: 1024 threads and 4.1 KiB of
-// shared memory a block of 32 columns, two blocks a multiprocessor; a matrix of few columns has
-// few blocks (8 for 256 columns), which keep 4 rows of 32 threads under way each: 65,536 x 256
-// take about 0.1 ms of a step of 16 ms.
+// shared memory a block of 32 columns, two blocks a multiprocessor (one on sm_100, whose compiler
+// takes 43 registers). A matrix of few columns has few blocks, 8 for 256 columns, each with 4 rows
+// of every thread under way: latency is the limit there, and 65,536 x 256 take an estimated 0.1 ms
+// of a step of 16 ms.
 #include "tessera.cuh"
 
 // What happens to what is there.
