@@ -4,7 +4,7 @@ use tessera_dense::{
     Bucket, DenseError, DenseOps, DenseOptimizer, Interaction, Loss, ModelSpec, ParamGrad,
 };
 
-use crate::fixture::{Fixture, on_each_device, spec};
+use crate::fixture::{Fixture, cpu, on_each_device, spec};
 use crate::oracle::{self, Params, Sample};
 
 const SGD: DenseOptimizer = DenseOptimizer::Sgd { lr: 0.1 };
@@ -94,6 +94,24 @@ fn check<D: DenseOps>(device: &D, spec: ModelSpec, batch: usize, weighted: bool)
 
 const DCN: Interaction = Interaction::Dcn { layers: 3, rank: 2 };
 
+/// On the CPU alone: the oracle is slow, and GPUs' operations are held to the CPU's.
+#[test]
+fn every_dim_from_1_to_33() {
+    let device = &cpu(2);
+    for dim in 1..=33 {
+        let mut spec = spec(Interaction::Dot, &[dim, dim]);
+        if dim % 3 == 1 {
+            spec = ModelSpec { interaction: Interaction::Concat, ..spec };
+        }
+        if dim % 3 == 2 {
+            spec = ModelSpec { interaction: Interaction::Dcn { layers: 2, rank: 3 }, ..spec };
+        }
+        spec.bottom[0] = dim;
+        spec.top = vec![dim, 1];
+        check(device, spec, 3, false);
+    }
+}
+
 on_each_device! {
     fn every_interaction_loss_and_wide_part(device) {
         for interaction in [Interaction::Dot, Interaction::Concat, DCN] {
@@ -130,21 +148,6 @@ on_each_device! {
         }
         for (layers, rank) in [(1, 1), (2, 1), (4, 9)] {
             check(device, spec(Interaction::Dcn { layers, rank }, &[2, 3]), 1, false);
-        }
-    }
-
-    fn every_dim_from_1_to_33(device) {
-        for dim in 1..=33 {
-            let mut spec = spec(Interaction::Dot, &[dim, dim]);
-            if dim % 3 == 1 {
-                spec = ModelSpec { interaction: Interaction::Concat, ..spec };
-            }
-            if dim % 3 == 2 {
-                spec = ModelSpec { interaction: Interaction::Dcn { layers: 2, rank: 3 }, ..spec };
-            }
-            spec.bottom[0] = dim;
-            spec.top = vec![dim, 1];
-            check(device, spec, 3, false);
         }
     }
 
