@@ -28,6 +28,12 @@ impl Philox {
         Self::new(mix(seed ^ mix(key_of_name(name))))
     }
 
+    /// Its key, for a device that makes the same words itself.
+    #[must_use]
+    pub const fn key(self) -> u64 {
+        self.key[0] as u64 | (self.key[1] as u64) << 32
+    }
+
     /// Four random words for a counter of two 64-bit halves.
     #[inline(always)]
     #[must_use]

@@ -20,6 +20,7 @@ compile_error!("row slots and element offsets are 64 bits: a 64-bit target is ne
 
 mod collection;
 mod cpu;
+mod cuda;
 mod dynamic;
 mod error;
 mod fetch;
@@ -36,6 +37,7 @@ mod tiers;
 
 pub use collection::EmbeddingCollection;
 pub use cpu::{CpuLookup, CpuScratch};
+pub use cuda::CudaLookup;
 pub use error::{EmbeddingError, Result};
 pub use fetch::Fetchers;
 pub use metrics::{EmbeddingMetrics, IdMetrics};

@@ -7,10 +7,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tessera_data::{Jagged, RawId};
 
+use crate::cpu::dedup::deduplicate;
 use crate::dynamic::Maps;
 use crate::{EmbeddingError, Lookup, LookupOps, Pooling, Result, Schema};
 
@@ -96,12 +98,72 @@ impl HostLookup {
         }
     }
 
+    /// Gives the rows of the tables marked in `which` numbers: [`HostLookup::numbered`]. `share`
+    /// calls what it is given for each table, on any thread.
+    pub(crate) fn number_rows(
+        &mut self,
+        schema: &Schema,
+        which: &[bool],
+        share: impl FnOnce(&mut [ToNumber], fn(&mut ToNumber)),
+    ) {
+        // Each table with its features' rows, taken out of the lookup and put back.
+        let mut tables: Vec<ToNumber> = (0..schema.tables().len())
+            .filter(|&table| which[table])
+            .map(|table| ToNumber {
+                table,
+                end: self.key_end(schema, table),
+                features: schema
+                    .features_of(table)
+                    .iter()
+                    .map(|&feature| std::mem::take(&mut self.features[feature].rows))
+                    .collect(),
+                unique: Vec::new(),
+            })
+            .collect();
+        share(&mut tables, |work| work.unique = deduplicate(&mut work.features, work.end));
+        for ToNumber { table, features, unique, .. } in tables {
+            for (&feature, rows) in schema.features_of(table).iter().zip(features) {
+                self.features[feature].rows = rows;
+            }
+            self.numbered[table] = Some(Arc::new(unique));
+        }
+    }
+
+    /// The different numbers of `table`, whose rows are numbered, that `bags` hold; ascending.
+    pub(crate) fn numbers_of(&self, schema: &Schema, table: usize, bags: Range<usize>) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for &feature in schema.features_of(table) {
+            let feature = &self.features[feature];
+            let ids = feature.offsets[bags.start] as usize..feature.offsets[bags.end] as usize;
+            numbers.extend(feature.rows[ids].iter().map(|row| row.0));
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
     /// The rows that `numbers` stand for in `table`.
     pub(crate) fn rows_of<'a>(&'a self, table: usize, numbers: &'a [u64]) -> Cow<'a, [u64]> {
         match &self.numbered[table] {
             Some(rows) => numbers.iter().map(|&number| rows[number as usize]).collect(),
             None => Cow::Borrowed(numbers),
         }
+    }
+}
+
+/// A table whose rows get numbers.
+pub(crate) struct ToNumber {
+    table: usize,
+    /// One past its largest row.
+    end: u64,
+    features: Vec<Vec<Row>>,
+    unique: Vec<u64>,
+}
+
+impl ToNumber {
+    /// Its ids.
+    pub(crate) fn ids(&self) -> u64 {
+        self.features.iter().map(|rows| rows.len() as u64).sum()
     }
 }
 

@@ -61,7 +61,7 @@ fn fill_row(init: Init, window: &Window, generator: Philox, row: u64, values: &m
         values.chunks_mut(4).zip(first_block..).map(|(to, b)| (to, generator.block(row, b)));
     match init {
         Init::Uniform { scale } => {
-            let scale = scale.unwrap_or_else(|| (1.0 / (window.rows as f64).sqrt()) as f32);
+            let scale = uniform_scale(scale, window);
             for (to, words) in blocks {
                 for (to, word) in to.iter_mut().zip(words) {
                     *to = (2.0 * Philox::unit(word) - 1.0) * scale;
@@ -79,6 +79,11 @@ fn fill_row(init: Init, window: &Window, generator: Philox, row: u64, values: &m
         }
         Init::Zero => values.fill(0.0),
     }
+}
+
+/// Half the width of a uniform distribution.
+pub(crate) fn uniform_scale(scale: Option<f32>, window: &Window) -> f32 {
+    scale.unwrap_or_else(|| (1.0 / (window.rows as f64).sqrt()) as f32)
 }
 
 /// Two normal values from two words (Box and Muller 1958), in float64.

@@ -4,7 +4,7 @@
 //! cut never shows in a result. Loops over rows prefetch: a batch's rows are scattered over tables
 //! far larger than any cache, and the time of both passes is that of fetching them.
 
-mod dedup;
+pub(crate) mod dedup;
 mod group;
 pub(crate) mod init;
 mod lanes;
@@ -31,7 +31,7 @@ use group::{Groups, Part};
 use numbers::{Bf16, F16, Stored};
 use pool::Bags;
 use rows::RawRows;
-use rules::Rule;
+pub(crate) use rules::Rule;
 use update::{Gradients, Owner, TableUpdate, Weights};
 
 /// Groupings kept for reuse: as many as batches are likely to be in flight.
@@ -353,6 +353,15 @@ fn f16c(simd: Simd) -> bool {
     simd != Simd::Baseline
 }
 
+/// The key of the generator by which an update at `step` rounds rows of table `table`.
+pub(crate) fn rounding_key(schema: &Schema, table: usize, step: &SparseStep) -> u64 {
+    // First values use counters below 2^62 (columns / 4) in the high half; a step's key comes
+    // from one that they never reach.
+    let name = &schema.tables()[table].name;
+    let words = Philox::for_name(schema.seed(), name).block(step.t, u64::MAX);
+    u64::from(words[0]) | u64::from(words[1]) << 32
+}
+
 /// What an update at `step` needs of table `table`.
 fn table_update<'a>(
     schema: &Schema,
@@ -361,7 +370,7 @@ fn table_update<'a>(
     simd: Simd,
     step: &SparseStep,
 ) -> TableUpdate<'a> {
-    let (spec, seed) = (&schema.tables()[table], schema.seed());
+    let spec = &schema.tables()[table];
     let (weights, state) = store.planes_mut();
     let dim = spec.dim;
     let weights = match spec.precision {
@@ -374,17 +383,13 @@ fn table_update<'a>(
     };
     let all = spec.optimizer.state_columns(dim);
     let first = spec.optimizer.state().first().map_or(0, |tensor| tensor.columns(dim));
-    // First values use counters below 2^62 (columns / 4) in the high half; a step's key comes
-    // from one that they never reach.
-    let words = Philox::for_name(seed, &spec.name).block(step.t, u64::MAX);
-    let key = u64::from(words[0]) | u64::from(words[1]) << 32;
     TableUpdate {
         rule: Rule::new(&spec.optimizer, step),
         clip: step.clip,
         weights,
         state: RawRows::new(bytemuck::cast_slice_mut(state), all),
         state_columns: (first, all - first),
-        rounding: Philox::new(key),
+        rounding: Philox::new(rounding_key(schema, table, step)),
         window: schema.windows()[table],
     }
 }
@@ -442,31 +447,15 @@ impl LookupOps for Cpu {
     }
 
     fn number_rows(&self, schema: &Schema, which: &[bool], lookup: &mut HostLookup) {
-        // Each table with its features' rows, taken out of the lookup and put back.
-        let ends: Vec<u64> =
-            (0..schema.tables().len()).map(|table| lookup.key_end(schema, table)).collect();
-        let mut work: Vec<(usize, Vec<Vec<Row>>, Vec<u64>)> = (0..schema.tables().len())
-            .filter(|&table| which[table])
-            .map(|table| {
-                let take = |&f: &usize| std::mem::take(&mut lookup.features[f].rows);
-                (table, schema.features_of(table).iter().map(take).collect(), Vec::new())
-            })
-            .collect();
-        let number = |(table, features, unique): &mut (usize, Vec<Vec<Row>>, Vec<u64>)| {
-            *unique = dedup::deduplicate(features, ends[*table]);
-        };
-        let ids = work.iter().flat_map(|(_, features, _)| features).map(Vec::len).sum::<usize>();
-        if self.threads() > 1 && ids as u64 >= INLINE_NUMBERS {
-            self.run(|| work.par_iter_mut().with_max_len(1).for_each(number));
-        } else {
-            work.iter_mut().for_each(number);
-        }
-        for (table, features, unique) in work {
-            for (&f, rows) in schema.features_of(table).iter().zip(features) {
-                lookup.features[f].rows = rows;
+        lookup.number_rows(schema, which, |tables, number| {
+            if self.threads() > 1
+                && tables.iter().map(|table| table.ids()).sum::<u64>() >= INLINE_NUMBERS
+            {
+                self.run(|| tables.par_iter_mut().with_max_len(1).for_each(number));
+            } else {
+                tables.iter_mut().for_each(number);
             }
-            lookup.numbered[table] = Some(Arc::new(unique));
-        }
+        });
     }
 
     fn numbers_of(
@@ -476,15 +465,7 @@ impl LookupOps for Cpu {
         table: usize,
         bags: Range<usize>,
     ) -> Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        for &f in lookup.schema.features_of(table) {
-            let feature = &lookup.host.features[f];
-            let ids = feature.offsets[bags.start] as usize..feature.offsets[bags.end] as usize;
-            numbers.extend(feature.rows[ids].iter().map(|row| row.0));
-        }
-        numbers.sort_unstable();
-        numbers.dedup();
-        Ok(numbers)
+        Ok(lookup.host.numbers_of(&lookup.schema, table, bags))
     }
 
     fn forward(

@@ -15,6 +15,7 @@
 //! and rounded once.
 
 use super::lanes::{LANES, Lanes};
+use crate::cuda::Constants;
 use crate::{SparseOptimizer, SparseStep, WeightDecay};
 
 /// Groups in a block.
@@ -107,6 +108,62 @@ impl Rule {
             SparseOptimizer::Ftrl { beta, l1, l2, .. } => {
                 Self::Ftrl { lr: lr as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 }
             }
+        }
+    }
+
+    /// The constants as a GPU's kernels take them.
+    pub(crate) fn constants(&self) -> Constants {
+        let none = Constants::default();
+        match *self {
+            Self::Sgd { lr } => Constants { lr, ..none },
+            Self::Adagrad { lr, eps, l2, keep } => Constants { lr, eps, l2, keep, ..none },
+            Self::RowwiseAdagrad { lr, eps, l2, keep, moment_scale } => {
+                Constants { lr, eps, l2, keep, moment_scale, ..none }
+            }
+            Self::Adam(Adam {
+                lr,
+                eps,
+                beta1,
+                fresh1,
+                beta2,
+                fresh2,
+                correction1,
+                correction2,
+                decay,
+                ..
+            }) => Constants {
+                lr,
+                eps,
+                beta1,
+                fresh1,
+                beta2,
+                fresh2,
+                correction1,
+                correction2,
+                decay,
+                ..none
+            },
+            Self::LarsSgd { rate, momentum, decay } => {
+                Constants { lr: rate, momentum, decay, ..none }
+            }
+            Self::Ftrl { lr, beta, l1, l2 } => Constants { lr, beta, l1, l2, ..none },
+            Self::Stay => none,
+        }
+    }
+
+    /// The kernel of a GPU that moves rows by it.
+    pub(crate) fn kernel(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "update_sgd",
+            Self::Adagrad { .. } => "update_adagrad",
+            Self::RowwiseAdagrad { .. } => "update_rowwise_adagrad",
+            Self::Adam(Adam { rowwise: false, trust: false, .. }) => "update_adam",
+            Self::Adam(Adam { rowwise: true, trust: false, .. }) => "update_partial_rowwise_adam",
+            Self::Adam(Adam { rowwise: false, trust: true, .. }) => "update_lamb",
+            Self::Adam(Adam { rowwise: true, trust: true, .. }) => "update_partial_rowwise_lamb",
+            Self::LarsSgd { .. } => "update_lars_sgd",
+            Self::Ftrl { .. } => "update_ftrl",
+            Self::Stay => "update_stay",
         }
     }
 
