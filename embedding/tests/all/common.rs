@@ -4,10 +4,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use tessera_data::{Jagged, RawId};
-use tessera_device::{Cpu, CpuStream, Device, HostBuffer, Simd};
+use tessera_device::{Cpu, Device, HostBuffer, Simd};
 use tessera_embedding::{
-    EmbeddingCollection, FeatureSpec, Init, Pooling, Precision, SparseOptimizer, TableKind,
-    TableSpec, WeightDecay,
+    EmbeddingCollection, FeatureSpec, Init, LookupOps, Pooling, Precision, SparseOptimizer,
+    TableKind, TableSpec, WeightDecay,
 };
 
 /// The directory of golden values, or `None` where a bare checkout has none. Under CI it must be
@@ -46,8 +46,8 @@ pub fn any_cpu() -> Cpu {
     Cpu::new(NonZeroUsize::new(2)).unwrap()
 }
 
-pub fn stream(cpu: &Cpu) -> CpuStream {
-    cpu.stream().unwrap()
+pub fn stream<D: Device>(device: &D) -> D::Stream {
+    device.stream().unwrap()
 }
 
 pub fn table(name: &str, rows: u64, dim: usize, optimizer: SparseOptimizer) -> TableSpec {
@@ -83,7 +83,7 @@ pub fn buffer(values: &[f32]) -> HostBuffer<f32> {
 }
 
 /// All weights of a table as float32.
-pub fn weights(tables: &EmbeddingCollection<Cpu>, table: usize) -> Vec<f32> {
+pub fn weights<D: LookupOps>(tables: &EmbeddingCollection<D>, table: usize) -> Vec<f32> {
     let spec = &tables.schema().tables()[table];
     let mut values = vec![0.0; spec.rows as usize * spec.dim];
     tables.read_weights(&stream(tables.device()), table, 0..spec.rows, &mut values).unwrap();
@@ -91,7 +91,7 @@ pub fn weights(tables: &EmbeddingCollection<Cpu>, table: usize) -> Vec<f32> {
 }
 
 /// All of a state tensor of a table.
-pub fn state(tables: &EmbeddingCollection<Cpu>, table: usize, name: &str) -> Vec<f32> {
+pub fn state<D: LookupOps>(tables: &EmbeddingCollection<D>, table: usize, name: &str) -> Vec<f32> {
     let spec = &tables.schema().tables()[table];
     let tensor = spec.optimizer.state().iter().find(|tensor| tensor.name == name).unwrap();
     let mut values = vec![0.0; spec.rows as usize * tensor.columns(spec.dim)];
@@ -100,7 +100,7 @@ pub fn state(tables: &EmbeddingCollection<Cpu>, table: usize, name: &str) -> Vec
 }
 
 /// Bits of every weight and state of every table, one after another.
-pub fn all_bits(tables: &EmbeddingCollection<Cpu>) -> Vec<u32> {
+pub fn all_bits<D: LookupOps>(tables: &EmbeddingCollection<D>) -> Vec<u32> {
     let mut bits = Vec::new();
     for (i, spec) in tables.schema().tables().iter().enumerate() {
         bits.extend(weights(tables, i).into_iter().map(f32::to_bits));

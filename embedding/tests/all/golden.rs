@@ -1,18 +1,16 @@
-//! Every file of golden/optim: pooled vectors, weights and states after each step, on every
-//! instruction set, alone and with all tables of an optimizer in one collection.
+//! Every file of golden/optim: pooled vectors, weights and states after each step, alone and with
+//! all tables of an optimizer in one collection, on any device.
 
 use std::path::Path;
 
 use safetensors::SafeTensors;
 use tessera_data::{Jagged, RawId};
-use tessera_device::{Cpu, Device};
 use tessera_embedding::{
-    BadIdPolicy, EmbeddingCollection, Init, Pooling, SparseOptimizer, SparseStep, WeightDecay,
+    BadIdPolicy, EmbeddingCollection, Init, LookupOps, Pooling, SparseOptimizer, SparseStep,
+    WeightDecay,
 };
 
-use crate::common::{
-    assert_close, buffer, feature, golden, machines, state, stream, table, weights,
-};
+use crate::common::{assert_close, feature, golden, state, stream, table, weights};
 
 /// One file: a table and what happens to it.
 struct Case {
@@ -112,8 +110,8 @@ fn cases(golden: &Path) -> Vec<Case> {
 
 /// Runs the steps of some files as the tables of one collection, with `gap` unused columns
 /// between features.
-fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
-    let stream = stream(cpu);
+fn run<D: LookupOps>(device: &D, cases: &[&Case], gap: usize) {
+    let stream = stream(device);
     let mut column = gap;
     let mut tables = Vec::new();
     let mut features = Vec::new();
@@ -128,7 +126,7 @@ fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
     let stride = column;
     let columns: Vec<usize> = features.iter().map(|feature| feature.column).collect();
     let mut collection =
-        EmbeddingCollection::new(cpu.clone(), &stream, tables, features, 1).unwrap();
+        EmbeddingCollection::new(device.clone(), &stream, tables, features, 1).unwrap();
     for (i, case) in cases.iter().enumerate() {
         let start = case.f32s("w.0");
         let rows = (start.len() / case.dim) as u64;
@@ -137,9 +135,11 @@ fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
     for step in 0..STEPS {
         let bags = cases.iter().map(|case| case.bags(step)).collect();
         let mut lookup = collection.resolve(&stream, bags, BadIdPolicy::Error).unwrap();
-        let mut out = cpu.alloc::<f32>(BAGS * stride).unwrap();
-        out.fill(7.5);
-        collection.forward(&stream, &mut lookup, &mut out, stride).unwrap();
+        let mut out = vec![7.5; BAGS * stride];
+        let mut on_device = device.alloc::<f32>(out.len()).unwrap();
+        device.upload(&stream, &out, &mut on_device, 0).unwrap();
+        collection.forward(&stream, &mut lookup, &mut on_device, stride).unwrap();
+        device.download(&stream, &on_device, 0, &mut out).unwrap();
         let mut grad = vec![f32::NAN; BAGS * stride]; // columns of no feature are not read
         for (case, &column) in cases.iter().zip(&columns) {
             let grads = case.f32s(&format!("grad.{step}"));
@@ -155,8 +155,9 @@ fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
             assert_close(&what, &pooled, &expected, 1e-6, 2e-5);
         }
         assert!(out.iter().all(|&x| x == 7.5), "a column of no feature was written");
+        device.upload(&stream, &grad, &mut on_device, 0).unwrap();
         let stats = collection
-            .update(&stream, &lookup, &buffer(&grad), stride, &SparseStep::new(step as u64 + 1))
+            .update(&stream, &lookup, &on_device, stride, &SparseStep::new(step as u64 + 1))
             .unwrap();
         assert_eq!(stats.nonfinite(), 0);
         for (i, case) in cases.iter().enumerate() {
@@ -173,29 +174,23 @@ fn run(cpu: &Cpu, cases: &[&Case], gap: usize) {
     }
 }
 
-#[test]
-fn every_file_alone() {
+pub fn every_file_alone<D: LookupOps>(device: &D) {
     let Some(golden) = golden() else { return };
     let cases = cases(&golden);
     assert_eq!(cases.len(), 96);
-    for cpu in machines(&[1]) {
-        cases.iter().for_each(|case| run(&cpu, &[case], 0));
-    }
+    cases.iter().for_each(|case| run(device, &[case], 0));
 }
 
-#[test]
-fn all_tables_of_an_optimizer_together() {
+pub fn all_tables_of_an_optimizer_together<D: LookupOps>(device: &D) {
     let Some(golden) = golden() else { return };
     let cases = cases(&golden);
     let mut kinds: Vec<&str> = cases.iter().map(|case| case.optimizer.name()).collect();
     kinds.dedup();
     assert_eq!(kinds.len(), 9);
-    for cpu in machines(&[1, 3]) {
-        for kind in &kinds {
-            let of_kind: Vec<&Case> =
-                cases.iter().filter(|case| case.optimizer.name() == *kind).collect();
-            run(&cpu, &of_kind, 1);
-        }
-        run(&cpu, &cases.iter().collect::<Vec<_>>(), 0);
+    for kind in &kinds {
+        let of_kind: Vec<&Case> =
+            cases.iter().filter(|case| case.optimizer.name() == *kind).collect();
+        run(device, &of_kind, 1);
     }
+    run(device, &cases.iter().collect::<Vec<_>>(), 0);
 }
