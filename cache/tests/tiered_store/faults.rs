@@ -4,15 +4,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use tessera_cache::{CacheError, Plane, Policy, RowLayout, Tiered, TieredOptions, slot_bytes};
+use proptest::test_runner::TestRunner;
+use tessera_cache::{
+    CacheError, Plane, Policy, RowLayout, RowOps, Tiered, TieredOptions, slot_bytes,
+};
 
-use crate::support::{LAYOUT, MemoryCold, Sizes, World, chain, cpu, first_rows};
+use crate::support::{
+    LAYOUT, MemoryCold, Sizes, World, chain, cpu, effort, first_rows, on_every_device,
+};
+
+on_every_device!(
+    a_batch_larger_than_the_device_tier_says_what_size_is_needed,
+    wrong_calls_are_refused_with_the_numbers,
+    a_failed_read_of_the_cold_tier_fails_that_fetch_alone,
+    a_row_that_the_cold_tier_denies_is_an_error,
+    after_a_failed_write_everything_is_refused_with_the_first_cause,
+    a_failed_flush_is_a_failed_write,
+    nothing_is_held_after_many_batches,
+    random_failures_leak_nothing,
+);
 
 const SIZES: Sizes = Sizes { rows: 50, device: 4, host: 4, cold: true, policy: Policy::Lru };
 
-#[test]
-fn a_batch_larger_than_the_device_tier_says_what_size_is_needed() {
-    let mut world = World::new(SIZES);
+fn a_batch_larger_than_the_device_tier_says_what_size_is_needed<D: RowOps>(device: &D) {
+    let mut world = World::new(device, SIZES);
     let error = world.prefetch(&[1, 2, 3, 4, 5]).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -35,10 +50,9 @@ fn a_batch_larger_than_the_device_tier_says_what_size_is_needed() {
     world.check_at_rest();
 }
 
-#[test]
-fn wrong_calls_are_refused_with_the_numbers() {
-    let mut world = World::new(SIZES);
-    let fetch = |world: &mut World, rows: &[u64]| world.prefetch(rows).unwrap_err().to_string();
+fn wrong_calls_are_refused_with_the_numbers<D: RowOps>(device: &D) {
+    let mut world = World::new(device, SIZES);
+    let fetch = |world: &mut World<D>, rows: &[u64]| world.prefetch(rows).unwrap_err().to_string();
     assert_eq!(
         fetch(&mut world, &[1, 7, 7]),
         "fetch: row 7 follows row 7 at position 2; rows must ascend"
@@ -52,12 +66,12 @@ fn wrong_calls_are_refused_with_the_numbers() {
         fetch(&mut world, &[u64::MAX]),
         format!("fetch: row {} of a store of 50 rows", u64::MAX)
     );
-    let error = world.store.read(&world.cpu, &world.stream, Plane::State, 49..51, &mut [0; 8]);
+    let error = world.store.read(&world.device, &world.stream, Plane::State, 49..51, &mut [0; 8]);
     assert_eq!(
         error.unwrap_err().to_string(),
         "row store: cannot read state of rows 49..51: the store has 50 rows"
     );
-    let error = world.store.write(&world.cpu, &world.stream, Plane::Weights, 2..4, &[0; 23]);
+    let error = world.store.write(&world.device, &world.stream, Plane::Weights, 2..4, &[0; 23]);
     assert_eq!(
         error.unwrap_err().to_string(),
         "row store: cannot write weights of rows 2..4 with 23 bytes: 24 are needed"
@@ -67,11 +81,11 @@ fn wrong_calls_are_refused_with_the_numbers() {
     assert!(lease.slots_of(&[8, 3]).is_err());
     assert!(lease.slots_of(&[9]).is_err());
     // Rows of another store.
-    let mut other = World::new(SIZES);
+    let mut other = World::new(device, SIZES);
     let error = other.store.commit(&lease).unwrap_err();
     assert_eq!(error.to_string(), "row store: cannot commit rows that another store holds");
     let fetched = world.store.fetcher().fetch(&[20]).unwrap();
-    let error = other.store.install(&other.cpu, &other.stream, fetched).unwrap_err();
+    let error = other.store.install(&other.device, &other.stream, fetched).unwrap_err();
     assert_eq!(error.to_string(), "row store: cannot install rows that another store holds");
     drop(lease);
     world.check_at_rest();
@@ -102,9 +116,8 @@ fn stores_that_cannot_be_are_refused_with_the_numbers() {
     assert!(Tiered::new(&cpu, 0, LAYOUT, &options, None, first).is_ok());
 }
 
-#[test]
-fn a_failed_read_of_the_cold_tier_fails_that_fetch_alone() {
-    let mut world = World::new(Sizes { host: 0, ..SIZES });
+fn a_failed_read_of_the_cold_tier_fails_that_fetch_alone<D: RowOps>(device: &D) {
+    let mut world = World::new(device, Sizes { host: 0, ..SIZES });
     for start in [0, 4] {
         let rows: Vec<u64> = (start..start + 4).collect();
         let lease = world.prefetch(&rows).unwrap();
@@ -121,8 +134,7 @@ fn a_failed_read_of_the_cold_tier_fails_that_fetch_alone() {
     world.check_at_rest();
 }
 
-#[test]
-fn a_row_that_the_cold_tier_denies_is_an_error() {
+fn a_row_that_the_cold_tier_denies_is_an_error<D: RowOps>(device: &D) {
     #[derive(Debug)]
     struct Denies(Arc<MemoryCold>);
     impl tessera_cache::ColdRows for Denies {
@@ -157,17 +169,17 @@ fn a_row_that_the_cold_tier_denies_is_an_error() {
             self.0.stats()
         }
     }
-    let (cpu, stream) = cpu(1);
+    let stream = device.stream().unwrap();
     let options = TieredOptions { device_bytes: 480, host_bytes: 0, policy: Policy::Lru };
     let cold = Arc::new(Denies(MemoryCold::new(LAYOUT)));
     let mut store =
-        Tiered::new(&cpu, 50, LAYOUT, &options, Some(cold), first_rows(LAYOUT)).unwrap();
-    let error = tessera_cache::RowStore::prefetch(&mut store, &cpu, &stream, &[3]).unwrap_err();
+        Tiered::new(device, 50, LAYOUT, &options, Some(cold), first_rows(LAYOUT)).unwrap();
+    let error = tessera_cache::RowStore::prefetch(&mut store, device, &stream, &[3]).unwrap_err();
     assert!(matches!(error, CacheError::RowLost { row: 3 }), "{error}");
 }
 
 /// Makes a write-back necessary, by way of each tier that can need one.
-fn overflow(world: &mut World) -> tessera_cache::Result<()> {
+fn overflow<D: RowOps>(world: &mut World<D>) -> tessera_cache::Result<()> {
     for start in (0..48).step_by(4) {
         let rows: Vec<u64> = (start..start + 4).collect();
         let lease = world.prefetch(&rows)?;
@@ -176,10 +188,9 @@ fn overflow(world: &mut World) -> tessera_cache::Result<()> {
     Ok(())
 }
 
-#[test]
-fn after_a_failed_write_everything_is_refused_with_the_first_cause() {
+fn after_a_failed_write_everything_is_refused_with_the_first_cause<D: RowOps>(device: &D) {
     for host in [0, 4] {
-        let mut world = World::new(Sizes { host, ..SIZES });
+        let mut world = World::new(device, Sizes { host, ..SIZES });
         let cold = world.cold.clone().unwrap();
         let outside = world.store.fetcher().fetch(&[49]).unwrap();
         cold.fail_puts.store(true, Ordering::Relaxed);
@@ -200,12 +211,12 @@ fn after_a_failed_write_everything_is_refused_with_the_first_cause() {
         cold.fail_puts.store(false, Ordering::Relaxed);
         let refusals = [
             world.prefetch(&[1]).unwrap_err(),
-            world.store.install(&world.cpu, &world.stream, outside).unwrap_err(),
-            world.store.flush(&world.cpu, &world.stream).unwrap_err(),
+            world.store.install(&world.device, &world.stream, outside).unwrap_err(),
+            world.store.flush(&world.device, &world.stream).unwrap_err(),
             world.write(Plane::Weights, 0..3).unwrap_err(),
             world
                 .store
-                .read(&world.cpu, &world.stream, Plane::Weights, 0..1, &mut [0; 12])
+                .read(&world.device, &world.stream, Plane::Weights, 0..1, &mut [0; 12])
                 .unwrap_err(),
         ];
         for error in refusals {
@@ -218,24 +229,22 @@ fn after_a_failed_write_everything_is_refused_with_the_first_cause() {
     }
 }
 
-#[test]
-fn a_failed_flush_is_a_failed_write() {
-    let mut world = World::new(SIZES);
+fn a_failed_flush_is_a_failed_write<D: RowOps>(device: &D) {
+    let mut world = World::new(device, SIZES);
     overflow(&mut world).unwrap();
     let cold = world.cold.clone().unwrap();
     cold.fail_flushes.store(true, Ordering::Relaxed);
-    let error = world.store.flush(&world.cpu, &world.stream).unwrap_err();
+    let error = world.store.flush(&world.device, &world.stream).unwrap_err();
     assert!(chain(&error).contains("cannot flush the cold tier"), "{error}");
     let error = world.prefetch(&[1]).unwrap_err();
     assert!(error.to_string().contains("injected flush"), "{error}");
 }
 
-/// Ten thousand batches, with fetches that fail, are dropped, or are taken over by others: every
+/// Ten thousand batches (fewer on a GPU), with fetches that fail, are dropped, or are taken over by others: every
 /// row is let go of in the end.
-#[test]
-fn nothing_is_held_after_ten_thousand_batches() {
+fn nothing_is_held_after_many_batches<D: RowOps>(device: &D) {
     let sizes = Sizes { rows: 400, device: 60, host: 50, cold: true, policy: Policy::Lfu };
-    let mut world = World::new(sizes);
+    let mut world = World::new(device, sizes);
     let cold = world.cold.clone().unwrap();
     let mut random = 1u64;
     let mut draw = move |below: u64| {
@@ -244,7 +253,8 @@ fn nothing_is_held_after_ten_thousand_batches() {
     };
     let (mut failed, mut dropped, mut full) = (0, 0, 0);
     let mut ahead = None;
-    for batch in 0..10_000 {
+    let batches = effort(device, 10_000, 1000);
+    for batch in 0..batches {
         let mut rows: Vec<u64> = (0..draw(24)).map(|_| draw(400).min(draw(400))).collect();
         rows.sort_unstable();
         rows.dedup();
@@ -257,7 +267,7 @@ fn nothing_is_held_after_ten_thousand_batches() {
                 // The batch fetched before this one is installed after it.
                 if let Some((fetched, rows)) = ahead.replace((fetched, rows)) {
                     cold.fail_gets.store(false, Ordering::Relaxed);
-                    let lease = world.store.install(&world.cpu, &world.stream, fetched).unwrap();
+                    let lease = world.store.install(&world.device, &world.stream, fetched).unwrap();
                     if batch % 100 == 0 {
                         world.check(&lease, &rows);
                     }
@@ -266,46 +276,50 @@ fn nothing_is_held_after_ten_thousand_batches() {
             }
         }
     }
-    assert!(failed > 100 && dropped > 100, "{failed} failed, {dropped} dropped, {full} full");
+    assert!(
+        failed > batches / 100 && dropped > batches / 100,
+        "{failed} failed, {dropped} dropped, {full} full"
+    );
     drop(ahead);
     cold.fail_gets.store(false, Ordering::Relaxed);
     world.check_at_rest();
     world.flush();
 }
 
-proptest! {
-    /// Whatever fails, nothing is held afterwards, and a store that is not poisoned is right.
-    #[test]
-    fn random_failures_leak_nothing(
-        steps in prop::collection::vec((0u64..46, 1u64..4, 0u8..24), 1..60),
-        host in 0u64..6,
-    ) {
-        let mut world = World::new(Sizes { host, ..SIZES });
-        let cold = world.cold.clone().unwrap();
-        let mut poisoned = false;
-        for (start, count, fault) in steps {
-            cold.fail_gets.store(fault % 4 == 1, Ordering::Relaxed);
-            cold.fail_puts.store(fault == 2, Ordering::Relaxed);
-            let rows: Vec<u64> = (start..start + count).collect();
-            match world.prefetch(&rows) {
-                Ok(lease) => {
-                    prop_assert!(!poisoned);
-                    world.check(&lease, &rows);
-                    world.update(&lease, &rows);
+/// Whatever fails, nothing is held afterwards, and a store that is not poisoned is right.
+fn random_failures_leak_nothing<D: RowOps>(device: &D) {
+    let steps = prop::collection::vec((0u64..46, 1u64..4, 0u8..24), 1..60);
+    let config = ProptestConfig::with_cases(effort(device, 256, 40));
+    TestRunner::new(config)
+        .run(&(steps, 0u64..6), |(steps, host)| {
+            let mut world = World::new(device, Sizes { host, ..SIZES });
+            let cold = world.cold.clone().unwrap();
+            let mut poisoned = false;
+            for (start, count, fault) in steps {
+                cold.fail_gets.store(fault % 4 == 1, Ordering::Relaxed);
+                cold.fail_puts.store(fault == 2, Ordering::Relaxed);
+                let rows: Vec<u64> = (start..start + count).collect();
+                match world.prefetch(&rows) {
+                    Ok(lease) => {
+                        prop_assert!(!poisoned);
+                        world.check(&lease, &rows);
+                        world.update(&lease, &rows);
+                    }
+                    Err(CacheError::Tier { operation: "read from the cold tier", .. }) => {}
+                    Err(CacheError::Tier { operation: "write to the cold tier", .. }) => {
+                        prop_assert!(!poisoned);
+                        poisoned = true;
+                    }
+                    Err(error) => prop_assert!(poisoned, "{error}"),
                 }
-                Err(CacheError::Tier { operation: "read from the cold tier", .. }) => {}
-                Err(CacheError::Tier { operation: "write to the cold tier", .. }) => {
-                    prop_assert!(!poisoned);
-                    poisoned = true;
-                }
-                Err(error) => prop_assert!(poisoned, "{error}"),
+                prop_assert_eq!(world.store.stats().rows_held, 0);
             }
-            prop_assert_eq!(world.store.stats().rows_held, 0);
-        }
-        if !poisoned {
-            cold.fail_gets.store(false, Ordering::Relaxed);
-            cold.fail_puts.store(false, Ordering::Relaxed);
-            world.check_at_rest();
-        }
-    }
+            if !poisoned {
+                cold.fail_gets.store(false, Ordering::Relaxed);
+                cold.fail_puts.store(false, Ordering::Relaxed);
+                world.check_at_rest();
+            }
+            Ok(())
+        })
+        .unwrap();
 }

@@ -3,7 +3,6 @@
 mod faults;
 mod large;
 mod model;
-
 mod streams;
 mod support;
 mod threads;

@@ -4,9 +4,22 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
-use tessera_cache::{CacheError, Fetched, Lease, Plane, Policy, Resident, RowLayout, RowStore};
+use proptest::test_runner::TestRunner;
+use tessera_cache::{
+    CacheError, Fetched, Lease, Plane, Policy, Resident, RowLayout, RowOps, RowStore,
+};
+use tessera_device::Device;
 
-use crate::support::{LAYOUT, Sizes, World, bytes_of, cpu};
+use crate::support::{LAYOUT, Sizes, World, bytes_of, effort, on_every_device};
+
+on_every_device!(
+    every_row_reads_as_in_a_map,
+    what_was_flushed_is_found_by_the_next_store,
+    rows_are_fetched_again_if_one_of_them_was_written,
+    a_resident_store_is_a_row_store,
+    rows_written_whole_go_below_once_and_nothing_is_read,
+    rows_without_state_need_no_state,
+);
 
 const ROWS: u64 = 40;
 
@@ -73,7 +86,7 @@ impl Held {
     }
 }
 
-fn run(world: &mut World, held: &mut Held, call: Call) {
+fn run<D: RowOps>(world: &mut World<D>, held: &mut Held, call: Call) {
     match call {
         Call::Fetch(rows) => {
             let rows: Vec<u64> = rows.into_iter().collect();
@@ -96,7 +109,7 @@ fn run(world: &mut World, held: &mut Held, call: Call) {
         }
         Call::Install(i) if !held.fetched.is_empty() => {
             let (fetched, rows) = held.fetched.remove(i % held.fetched.len());
-            let lease = world.store.install(&world.cpu, &world.stream, fetched).unwrap();
+            let lease = world.store.install(&world.device, &world.stream, fetched).unwrap();
             world.check(&lease, &rows);
             held.leases.push((lease, rows));
         }
@@ -134,86 +147,86 @@ fn run(world: &mut World, held: &mut Held, call: Call) {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+fn runner<D: Device>(device: &D) -> TestRunner {
+    TestRunner::new(ProptestConfig::with_cases(effort(device, 400, 40)))
+}
 
-    #[test]
-    fn every_row_reads_as_in_a_map(
-        sizes in sizes(),
-        calls in prop::collection::vec(call(), 0..150),
-    ) {
-        let mut world = World::new(sizes);
-        let mut held = Held::default();
-        for call in calls {
-            run(&mut world, &mut held, call);
-            for (lease, rows) in &held.leases {
-                world.check(lease, rows);
+fn every_row_reads_as_in_a_map<D: RowOps>(device: &D) {
+    let cases = (sizes(), prop::collection::vec(call(), 0..150));
+    runner(device)
+        .run(&cases, |(sizes, calls)| {
+            let mut world = World::new(device, sizes);
+            let mut held = Held::default();
+            for call in calls {
+                run(&mut world, &mut held, call);
+                for (lease, rows) in &held.leases {
+                    world.check(lease, rows);
+                }
             }
-        }
-        held = Held::default();
-        prop_assert!(held.rows().is_empty());
-        world.check_at_rest();
-        world.flush();
-        world.check_at_rest();
-        if let Some(cold) = &world.cold {
-            // Nothing is dirty any more.
-            let puts = cold.puts.load(std::sync::atomic::Ordering::Relaxed);
-            world.store.flush(&world.cpu, &world.stream).unwrap();
-            prop_assert_eq!(cold.puts.load(std::sync::atomic::Ordering::Relaxed), puts);
-        }
-    }
+            held = Held::default();
+            prop_assert!(held.rows().is_empty());
+            world.check_at_rest();
+            world.flush();
+            world.check_at_rest();
+            if let Some(cold) = world.cold.clone() {
+                // Nothing is dirty any more.
+                let puts = cold.puts.load(Relaxed);
+                world.flush();
+                prop_assert_eq!(cold.puts.load(Relaxed), puts);
+            }
+            Ok(())
+        })
+        .unwrap();
+}
 
-    /// The same calls on a store that is opened anew over what was flushed.
-    #[test]
-    fn what_was_flushed_is_found_by_the_next_store(
-        sizes in sizes(),
-        calls in prop::collection::vec(call(), 0..60),
-        more in prop::collection::vec(call(), 0..60),
-    ) {
-        let mut world = World::new(Sizes { cold: true, ..sizes });
-        let mut held = Held::default();
-        calls.into_iter().for_each(|call| run(&mut world, &mut held, call));
-        drop(held);
-        world.flush();
-        world.store = crate::support::tiered(&world.cpu, world.sizes, world.cold.clone());
-        let mut held = Held::default();
-        more.into_iter().for_each(|call| run(&mut world, &mut held, call));
-        drop(held);
-        world.check_at_rest();
-    }
+/// The same calls on a store that is opened anew over what was flushed.
+fn what_was_flushed_is_found_by_the_next_store<D: RowOps>(device: &D) {
+    let calls = || prop::collection::vec(call(), 0..60);
+    runner(device)
+        .run(&(sizes(), calls(), calls()), |(sizes, calls, more)| {
+            let mut world = World::new(device, Sizes { cold: true, ..sizes });
+            let mut held = Held::default();
+            calls.into_iter().for_each(|call| run(&mut world, &mut held, call));
+            drop(held);
+            world.flush();
+            world.store = crate::support::tiered(device, world.sizes, world.cold.clone());
+            let mut held = Held::default();
+            more.into_iter().for_each(|call| run(&mut world, &mut held, call));
+            drop(held);
+            world.check_at_rest();
+            Ok(())
+        })
+        .unwrap();
 }
 
 /// A write between fetch and install makes those fetches copy again that it concerns, and no others.
-#[test]
-fn rows_are_fetched_again_if_one_of_them_was_written() {
+fn rows_are_fetched_again_if_one_of_them_was_written<D: RowOps>(device: &D) {
     let sizes = Sizes { rows: 20, device: 4, host: 4, cold: true, policy: Policy::Lru };
-    let mut world = World::new(sizes);
+    let mut world = World::new(device, sizes);
     for (fetched, written, again) in [([1, 2], 10..12, 0), ([5, 6], 6..8, 2), ([3, 4], 5..7, 2)] {
         let ahead = world.store.fetcher().fetch(&fetched).unwrap();
         world.write(Plane::Weights, written).unwrap();
-        let lease = world.store.install(&world.cpu, &world.stream, ahead).unwrap();
+        let lease = world.store.install(&world.device, &world.stream, ahead).unwrap();
         world.check(&lease, &fetched);
         assert_eq!(world.store.stats().rows_fetched_again, again);
     }
 }
 
 /// The store that keeps every row passes for the same interface, with slots that are the rows.
-#[test]
-fn a_resident_store_is_a_row_store() {
-    let (cpu, stream) = cpu(1);
-    let mut store: Box<dyn RowStore<tessera_device::Cpu>> =
-        Box::new(Resident::new(&cpu, 10, LAYOUT).unwrap());
+fn a_resident_store_is_a_row_store<D: RowOps>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut store: Box<dyn RowStore<D>> = Box::new(Resident::new(device, 10, LAYOUT).unwrap());
     let rows = [1, 4, 9];
-    let lease = store.prefetch(&cpu, &stream, &rows).unwrap();
+    let lease = store.prefetch(device, &stream, &rows).unwrap();
     assert!(std::ptr::eq(lease.slots(&rows), &rows[..]), "no copy");
     assert_eq!(*lease.slots_of(&[4, 9]).unwrap(), [4, 9]);
-    store.planes_mut().0[4 * 12..5 * 12].fill(7);
+    device.upload(&stream, &[7; 12], store.planes_mut().0, 4 * 12).unwrap();
     store.commit(&lease).unwrap();
     let mut bytes = [0; 12];
-    store.read(&cpu, &stream, Plane::Weights, 4..5, &mut bytes).unwrap();
+    store.read(device, &stream, Plane::Weights, 4..5, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 12]);
-    store.write(&cpu, &stream, Plane::State, 4..5, &[1; 4]).unwrap();
-    store.flush(&cpu, &stream).unwrap();
+    store.write(device, &stream, Plane::State, 4..5, &[1; 4]).unwrap();
+    store.flush(device, &stream).unwrap();
     store.hint_next_use(&rows, 1);
     assert_eq!((store.rows(), store.capacity(), store.slots_free()), (10, 10, 10));
     assert_eq!((store.bytes(), store.host_bytes(), store.stats().device.rows), (160, 0, 10));
@@ -221,15 +234,14 @@ fn a_resident_store_is_a_row_store() {
     let error = store.fetcher().fetch(&[3, 10]).unwrap_err();
     assert_eq!(error.to_string(), "fetch: row 10 of a store of 10 rows");
     // A lease of more rows than another store has.
-    let mut smaller = Resident::new(&cpu, 5, LAYOUT).unwrap();
+    let mut smaller = Resident::new(device, 5, LAYOUT).unwrap();
     assert!(matches!(smaller.commit(&lease), Err(CacheError::Foreign { operation: "commit" })));
 }
 
 /// Whoever loads a checkpoint writes both planes of every row.
-#[test]
-fn rows_written_whole_go_below_once_and_nothing_is_read() {
+fn rows_written_whole_go_below_once_and_nothing_is_read<D: RowOps>(device: &D) {
     let mut world =
-        World::new(Sizes { rows: 40, device: 4, host: 3, cold: true, policy: Policy::Lru });
+        World::new(device, Sizes { rows: 40, device: 4, host: 3, cold: true, policy: Policy::Lru });
     world.write_rows(0..40).unwrap();
     let cold = world.cold.clone().unwrap();
     assert_eq!(cold.puts.load(Relaxed), 37, "three are in the host tier");
@@ -239,10 +251,9 @@ fn rows_written_whole_go_below_once_and_nothing_is_read() {
     world.check_at_rest();
 }
 
-#[test]
-fn rows_without_state_need_no_state() {
+fn rows_without_state_need_no_state<D: RowOps>(device: &D) {
     let layout = RowLayout { weight_bytes: 8, state_bytes: 0 };
-    let (cpu, stream) = cpu(1);
+    let stream = device.stream().unwrap();
     let cold = crate::support::MemoryCold::new(layout);
     let options = tessera_cache::TieredOptions {
         device_bytes: 2 * tessera_cache::slot_bytes(layout, Policy::Lru),
@@ -251,17 +262,17 @@ fn rows_without_state_need_no_state() {
     };
     let first = crate::support::first_rows(layout);
     let mut store =
-        tessera_cache::Tiered::new(&cpu, 9, layout, &options, Some(cold), first).unwrap();
+        tessera_cache::Tiered::new(device, 9, layout, &options, Some(cold), first).unwrap();
     for row in 0..9 {
-        let lease = store.prefetch(&cpu, &stream, &[row]).unwrap();
+        let lease = store.prefetch(device, &stream, &[row]).unwrap();
         let slot = lease.slots(&[row])[0] as usize;
-        store.planes_mut().0[slot * 8..][..8].fill(row as u8);
+        device.upload(&stream, &[row as u8; 8], store.planes_mut().0, slot * 8).unwrap();
         store.commit(&lease).unwrap();
     }
-    store.write(&cpu, &stream, Plane::State, 0..9, &[]).unwrap();
-    store.write(&cpu, &stream, Plane::Weights, 0..1, &[99; 8]).unwrap();
+    store.write(device, &stream, Plane::State, 0..9, &[]).unwrap();
+    store.write(device, &stream, Plane::Weights, 0..1, &[99; 8]).unwrap();
     let mut bytes = [0; 72];
-    store.read(&cpu, &stream, Plane::Weights, 0..9, &mut bytes).unwrap();
+    store.read(device, &stream, Plane::Weights, 0..9, &mut bytes).unwrap();
     for (row, bytes) in bytes.chunks(8).enumerate() {
         assert_eq!(bytes, [if row == 0 { 99 } else { row as u8 }; 8]);
     }

@@ -3,14 +3,23 @@
 
 use std::sync::atomic::Ordering;
 
-use tessera_cache::Policy;
+use tessera_cache::{Policy, RowOps};
 
-use crate::support::{Sizes, World};
+use crate::support::{Sizes, World, effort, on_every_device};
+
+on_every_device!(
+    a_cyclic_scan_one_larger_than_a_tier,
+    all_hot,
+    all_cold,
+    alternating,
+    evaluation_writes_nothing,
+    policies_keep_what_they_say,
+);
 
 const POLICIES: [Policy; 3] = [Policy::Lru, Policy::Lfu, Policy::NextUse];
 
 /// Trains on each batch of a stream: look, update, let go.
-fn train(world: &mut World, stream: impl Iterator<Item = Vec<u64>>) {
+fn train<D: RowOps>(world: &mut World<D>, stream: impl Iterator<Item = Vec<u64>>) {
     for rows in stream {
         let lease = world.prefetch(&rows).unwrap();
         world.check(&lease, &rows);
@@ -18,10 +27,10 @@ fn train(world: &mut World, stream: impl Iterator<Item = Vec<u64>>) {
     }
 }
 
-fn each_policy(sizes: Sizes, stream: impl Fn(u64) -> Vec<u64>) {
+fn each_policy<D: RowOps>(device: &D, sizes: Sizes, stream: impl Fn(u64) -> Vec<u64>) {
     for policy in POLICIES {
-        let mut world = World::new(Sizes { policy, ..sizes });
-        train(&mut world, (0..300).map(&stream));
+        let mut world = World::new(device, Sizes { policy, ..sizes });
+        train(&mut world, (0..effort(device, 300, 60)).map(&stream));
         world.check_at_rest();
         world.flush();
     }
@@ -29,40 +38,39 @@ fn each_policy(sizes: Sizes, stream: impl Fn(u64) -> Vec<u64>) {
 
 const SIZES: Sizes = Sizes { rows: 120, device: 20, host: 20, cold: true, policy: Policy::Lru };
 
-#[test]
-fn a_cyclic_scan_one_larger_than_a_tier() {
-    each_policy(SIZES, |step| vec![step % 21]);
-    each_policy(SIZES, |step| vec![step % 41]);
-    each_policy(Sizes { cold: false, ..SIZES }, |step| vec![step % 21]);
+fn a_cyclic_scan_one_larger_than_a_tier<D: RowOps>(device: &D) {
+    each_policy(device, SIZES, |step| vec![step % 21]);
+    each_policy(device, SIZES, |step| vec![step % 41]);
+    each_policy(device, Sizes { cold: false, ..SIZES }, |step| vec![step % 21]);
 }
 
-#[test]
-fn all_hot() {
-    each_policy(SIZES, |_| (0..20).collect());
+fn all_hot<D: RowOps>(device: &D) {
+    each_policy(device, SIZES, |_| (0..20).collect());
 }
 
-#[test]
-fn all_cold() {
-    each_policy(SIZES, |step| (0..20).map(|i| (step * 20 + i) % 120).collect::<Vec<_>>());
-    each_policy(Sizes { host: 0, ..SIZES }, |step| {
+fn all_cold<D: RowOps>(device: &D) {
+    each_policy(device, SIZES, |step| (0..20).map(|i| (step * 20 + i) % 120).collect::<Vec<_>>());
+    each_policy(device, Sizes { host: 0, ..SIZES }, |step| {
         let start = (step * 20) % 120;
         (start..start + 20).collect()
     });
 }
 
-#[test]
-fn alternating() {
-    each_policy(SIZES, |step| if step % 2 == 0 { (0..20).collect() } else { (60..80).collect() });
-    each_policy(Sizes { host: 3, ..SIZES }, |step| {
+fn alternating<D: RowOps>(device: &D) {
+    each_policy(
+        device,
+        SIZES,
+        |step| if step % 2 == 0 { (0..20).collect() } else { (60..80).collect() },
+    );
+    each_policy(device, Sizes { host: 3, ..SIZES }, |step| {
         if step % 2 == 0 { (0..20).collect() } else { (10..30).collect() }
     });
 }
 
 /// Only what was committed is written down; reading alone writes nothing.
-#[test]
-fn evaluation_writes_nothing() {
+fn evaluation_writes_nothing<D: RowOps>(device: &D) {
     for host in [0, 7, 20] {
-        let mut world = World::new(Sizes { host, ..SIZES });
+        let mut world = World::new(device, Sizes { host, ..SIZES });
         for step in 0..60 {
             let rows: Vec<u64> = (0..20).map(|i| (step * 20 + i) % 120).collect();
             let mut rows = rows;
@@ -96,10 +104,10 @@ fn evaluation_writes_nothing() {
 }
 
 /// Rows that were used recently, often, or soon, are those that are hit.
-#[test]
-fn policies_keep_what_they_say() {
+fn policies_keep_what_they_say<D: RowOps>(device: &D) {
     let hits = |policy: Policy, stream: &[u64], hints: bool| {
-        let mut world = World::new(Sizes { rows: 120, device: 4, host: 4, cold: true, policy });
+        let mut world =
+            World::new(device, Sizes { rows: 120, device: 4, host: 4, cold: true, policy });
         for (step, &row) in stream.iter().enumerate() {
             let lease = world.prefetch(&[row]).unwrap();
             world.check(&lease, &[row]);

@@ -8,9 +8,28 @@ use std::sync::{Arc, Mutex};
 
 use tessera_cache::{
     CacheError, ColdRows, ColdStats, FirstRows, Lease, Plane, Planes, PlanesMut, Policy, Result,
-    RowLayout, RowStore, Tiered, TieredOptions, slot_bytes,
+    RowLayout, RowOps, RowStore, Tiered, TieredOptions, slot_bytes,
 };
-use tessera_device::{Cpu, CpuStream, Device, DeviceError};
+use tessera_device::{Cpu, CpuStream, Device, DeviceBuffer, DeviceError};
+
+/// Makes tests of bodies that are generic over the device, for each that there is.
+macro_rules! on_every_device {
+    ($($name:ident),* $(,)?) => {
+        mod on_cpu {
+            $(#[test] fn $name() {
+                super::$name(&crate::support::cpu(1).0);
+            })*
+        }
+        mod on_cuda {
+            $(#[test] fn $name() {
+                if let Some(cuda) = tessera_device::cuda::testing::cuda() {
+                    super::$name(&cuda);
+                }
+            })*
+        }
+    };
+}
+pub(crate) use on_every_device;
 
 pub const LAYOUT: RowLayout = RowLayout { weight_bytes: 12, state_bytes: 4 };
 
@@ -138,6 +157,18 @@ pub fn cpu(threads: usize) -> (Cpu, CpuStream) {
     (cpu, stream)
 }
 
+/// How much of something a test does on a device: less where threads are emulated.
+pub fn effort<D: Device, N>(device: &D, cpu: N, cuda: N) -> N {
+    if device.info().kind == "cpu" { cpu } else { cuda }
+}
+
+/// The bytes of a plane.
+pub fn download<D: Device>(device: &D, stream: &D::Stream, plane: &D::Buffer<u8>) -> Vec<u8> {
+    let mut bytes = vec![0; plane.len()];
+    device.download(stream, plane, 0, &mut bytes).unwrap();
+    bytes
+}
+
 /// Sizes in slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
@@ -149,10 +180,10 @@ pub struct Sizes {
 }
 
 /// A store, and what it must hold.
-pub struct World {
-    pub cpu: Cpu,
-    pub stream: Arc<CpuStream>,
-    pub store: Box<dyn RowStore<Cpu>>,
+pub struct World<D: RowOps> {
+    pub device: D,
+    pub stream: D::Stream,
+    pub store: Box<dyn RowStore<D>>,
     pub cold: Option<Arc<MemoryCold>>,
     /// Versions of each row's weights and state; absent ones are 0.
     pub versions: HashMap<u64, [u64; 2]>,
@@ -160,17 +191,13 @@ pub struct World {
     next_version: u64,
 }
 
-impl World {
-    pub fn new(sizes: Sizes) -> Self {
-        let (cpu, stream) = cpu(1);
-        Self::on(cpu, Arc::new(stream), sizes)
-    }
-
-    pub fn on(cpu: Cpu, stream: Arc<CpuStream>, sizes: Sizes) -> Self {
+impl<D: RowOps> World<D> {
+    pub fn new(device: &D, sizes: Sizes) -> Self {
+        let (device, stream) = (device.clone(), device.stream().unwrap());
         let cold = sizes.cold.then(|| MemoryCold::new(LAYOUT));
-        let store = tiered(&cpu, sizes, cold.clone());
+        let store = tiered(&device, sizes, cold.clone());
         let versions = HashMap::new();
-        Self { cpu, stream, store, cold, versions, sizes, next_version: 1 }
+        Self { device, stream, store, cold, versions, sizes, next_version: 1 }
     }
 
     fn version(&self, plane: Plane, row: u64) -> u64 {
@@ -183,14 +210,15 @@ impl World {
     }
 
     pub fn prefetch(&mut self, rows: &[u64]) -> Result<Lease> {
-        self.store.prefetch(&self.cpu, &self.stream, rows)
+        self.store.prefetch(&self.device, &self.stream, rows)
     }
 
     /// Holds a lease's slots against the model.
     pub fn check(&mut self, lease: &Lease, rows: &[u64]) {
         let slots = lease.slots(rows).to_vec();
         let (weights, state) = self.store.planes_mut();
-        let (weights, state) = (weights.to_vec(), state.to_vec());
+        let [weights, state] =
+            [weights, state].map(|plane| download(&self.device, &self.stream, plane));
         let mut seen = BTreeSet::new();
         for (&row, &slot) in rows.iter().zip(&slots) {
             assert!(slot < self.store.capacity() && seen.insert(slot));
@@ -207,13 +235,10 @@ impl World {
         let (weights, state) = self.store.planes_mut();
         for (&row, &slot) in rows.iter().zip(lease.slots(rows)) {
             let slot = slot as usize;
-            weights[slot * 12..][..12].copy_from_slice(&bytes_of(
-                LAYOUT,
-                Plane::Weights,
-                row,
-                version,
-            ));
-            state[slot * 4..][..4].copy_from_slice(&bytes_of(LAYOUT, Plane::State, row, version));
+            let bytes = bytes_of(LAYOUT, Plane::Weights, row, version);
+            self.device.upload(&self.stream, &bytes, weights, slot * 12).unwrap();
+            let bytes = bytes_of(LAYOUT, Plane::State, row, version);
+            self.device.upload(&self.stream, &bytes, state, slot * 4).unwrap();
             self.versions.insert(row, [version; 2]);
         }
         self.store.commit(lease).unwrap();
@@ -225,7 +250,7 @@ impl World {
         self.next_version += 1;
         let bytes: Vec<u8> =
             rows.clone().flat_map(|row| bytes_of(LAYOUT, plane, row, version)).collect();
-        self.store.write(&self.cpu, &self.stream, plane, rows.clone(), &bytes)?;
+        self.store.write(&self.device, &self.stream, plane, rows.clone(), &bytes)?;
         for row in rows {
             self.versions.entry(row).or_default()[plane as usize] = version;
         }
@@ -241,7 +266,7 @@ impl World {
         };
         let (weights, state) = (bytes(Plane::Weights), bytes(Plane::State));
         let planes = Planes { weights: &weights, state: &state };
-        self.store.write_rows(&self.cpu, &self.stream, rows.clone(), planes)?;
+        self.store.write_rows(&self.device, &self.stream, rows.clone(), planes)?;
         self.versions.extend(rows.map(|row| (row, [version; 2])));
         Ok(())
     }
@@ -257,8 +282,8 @@ impl World {
             })
         };
         let (weights, state) = (bytes(Plane::Weights), bytes(Plane::State));
-        let (cpu, stream) = (&self.cpu, &self.stream);
-        self.store.write_listed(cpu, stream, rows, weights.as_deref(), state.as_deref())?;
+        let (device, stream) = (&self.device, &self.stream);
+        self.store.write_listed(device, stream, rows, weights.as_deref(), state.as_deref())?;
         for &row in rows {
             let versions = self.versions.entry(row).or_default();
             match plane {
@@ -272,7 +297,7 @@ impl World {
     /// Reads a plane of some rows and holds it against the model.
     pub fn read_listed(&self, plane: Plane, rows: &[u64]) {
         let mut bytes = vec![0xEE; rows.len() * LAYOUT.row_bytes(plane)];
-        self.store.read_listed(&self.cpu, &self.stream, plane, rows, &mut bytes).unwrap();
+        self.store.read_listed(&self.device, &self.stream, plane, rows, &mut bytes).unwrap();
         let wanted: Vec<u8> = rows.iter().flat_map(|&row| self.wanted(plane, row)).collect();
         assert_eq!(bytes, wanted);
     }
@@ -280,14 +305,14 @@ impl World {
     /// Reads a plane of a range and holds it against the model.
     pub fn read(&self, plane: Plane, rows: Range<u64>) {
         let mut bytes = vec![0xEE; (rows.end - rows.start) as usize * LAYOUT.row_bytes(plane)];
-        self.store.read(&self.cpu, &self.stream, plane, rows.clone(), &mut bytes).unwrap();
+        self.store.read(&self.device, &self.stream, plane, rows.clone(), &mut bytes).unwrap();
         let wanted: Vec<u8> = rows.flat_map(|row| self.wanted(plane, row)).collect();
         assert_eq!(bytes, wanted);
     }
 
     /// Writes everything down and holds the cold tier against the model.
     pub fn flush(&mut self) {
-        self.store.flush(&self.cpu, &self.stream).unwrap();
+        self.store.flush(&self.device, &self.stream).unwrap();
         let Some(cold) = self.cold.clone() else { return };
         let map = cold.rows.lock().unwrap();
         for row in 0..self.sizes.rows {
@@ -316,7 +341,11 @@ impl World {
     }
 }
 
-pub fn tiered(cpu: &Cpu, sizes: Sizes, cold: Option<Arc<MemoryCold>>) -> Box<dyn RowStore<Cpu>> {
+pub fn tiered<D: RowOps>(
+    device: &D,
+    sizes: Sizes,
+    cold: Option<Arc<MemoryCold>>,
+) -> Box<dyn RowStore<D>> {
     let cold = cold.map(|cold| cold as Arc<dyn ColdRows>);
     let slot_bytes = slot_bytes(LAYOUT, sizes.policy);
     let options = TieredOptions {
@@ -325,7 +354,7 @@ pub fn tiered(cpu: &Cpu, sizes: Sizes, cold: Option<Arc<MemoryCold>>) -> Box<dyn
         policy: sizes.policy,
     };
     let first = first_rows(LAYOUT);
-    Box::new(Tiered::new(cpu, sizes.rows, LAYOUT, &options, cold, first).unwrap())
+    Box::new(Tiered::new(device, sizes.rows, LAYOUT, &options, cold, first).unwrap())
 }
 
 /// What an error says, with its causes.

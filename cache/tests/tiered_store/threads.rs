@@ -4,9 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use tessera_cache::{CacheError, Fetched, Plane, Policy};
+use tessera_cache::{CacheError, Fetched, Plane, Policy, RowOps};
 
-use crate::support::{Sizes, World};
+use crate::support::{Sizes, World, effort, on_every_device};
+
+on_every_device!(
+    fetchers_race_with_installs_over_a_small_host_tier,
+    fetchers_race_with_installs_without_a_host_tier,
+    fetchers_race_with_installs_without_a_cold_tier,
+);
 
 const ROWS: u64 = 300;
 const FETCHERS: u64 = 3;
@@ -42,7 +48,11 @@ fn fetch_all(
 }
 
 /// Installs what comes, in another order than it came, and holds two leases at a time.
-fn own(world: &mut World, incoming: &Receiver<(Fetched, Vec<u64>)>, until: Instant) -> u64 {
+fn own<D: RowOps>(
+    world: &mut World<D>,
+    incoming: &Receiver<(Fetched, Vec<u64>)>,
+    until: Instant,
+) -> u64 {
     let mut waiting = Vec::new();
     let mut leases = Vec::new();
     let mut installed = 0u64;
@@ -53,7 +63,7 @@ fn own(world: &mut World, incoming: &Receiver<(Fetched, Vec<u64>)>, until: Insta
         if waiting.len() > 2 {
             drop(waiting.remove(0));
         }
-        let lease = world.store.install(&world.cpu, &world.stream, fetched).unwrap();
+        let lease = world.store.install(&world.device, &world.stream, fetched).unwrap();
         world.check(&lease, &rows);
         installed += 1;
         if !installed.is_multiple_of(3) {
@@ -86,8 +96,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn stress(sizes: Sizes) {
-    let mut world = World::new(sizes);
+fn stress<D: RowOps>(device: &D, sizes: Sizes) {
+    let mut world = World::new(device, sizes);
     let stop = AtomicBool::new(false);
     let (send, incoming) = sync_channel(2);
     let installed = std::thread::scope(|scope| {
@@ -102,22 +112,19 @@ fn stress(sizes: Sizes) {
         let incoming = incoming; // so that fetchers who wait for us to take more stop too
         own(&mut world, &incoming, Instant::now() + Duration::from_millis(700))
     });
-    assert!(installed > 50, "{installed} batches");
+    assert!(installed > effort(device, 50, 5), "{installed} batches");
     world.check_at_rest();
     world.flush();
 }
 
-#[test]
-fn fetchers_race_with_installs_over_a_small_host_tier() {
-    stress(Sizes { rows: ROWS, device: 80, host: 30, cold: true, policy: Policy::Lru });
+fn fetchers_race_with_installs_over_a_small_host_tier<D: RowOps>(device: &D) {
+    stress(device, Sizes { rows: ROWS, device: 80, host: 30, cold: true, policy: Policy::Lru });
 }
 
-#[test]
-fn fetchers_race_with_installs_without_a_host_tier() {
-    stress(Sizes { rows: ROWS, device: 90, host: 0, cold: true, policy: Policy::Lfu });
+fn fetchers_race_with_installs_without_a_host_tier<D: RowOps>(device: &D) {
+    stress(device, Sizes { rows: ROWS, device: 90, host: 0, cold: true, policy: Policy::Lfu });
 }
 
-#[test]
-fn fetchers_race_with_installs_without_a_cold_tier() {
-    stress(Sizes { rows: ROWS, device: 80, host: 0, cold: false, policy: Policy::NextUse });
+fn fetchers_race_with_installs_without_a_cold_tier<D: RowOps>(device: &D) {
+    stress(device, Sizes { rows: ROWS, device: 80, host: 0, cold: false, policy: Policy::NextUse });
 }
