@@ -5,7 +5,7 @@
 // It refuses what the library would (descriptors that do not fit one another, an algorithm of
 // another problem, too small a workspace), and ends the process where the library would read or
 // write what it must not: memory that is not the device's, misaligned matrices, an output that
-// overlaps a factor.
+// overlaps a factor, a workspace of two streams.
 //
 //   TESSERA_EMU_CUBLASLT   whole     all epilogues, and ReLU keeps NaN
 //                          plain     no algorithm has an epilogue
@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -47,6 +48,7 @@ Mode mode() {
 
 struct Handle {
   uint64_t magic = ALGORITHM;
+  std::map<void*, void*> workspaces;  // and the stream of each
 };
 struct Operation {
   int compute, transpose[2] = {0, 0};
@@ -276,6 +278,7 @@ int cublasLtMatmul(Handle* handle, Operation* op, const float* alpha, const void
     if (uintptr_t(places[i]) % aligns[i]) die("a matrix is less aligned than the algorithm was chosen for");
   }
   if (data[2] && !tessera_emu_on_device(workspace, workspace_bytes)) die("the workspace is not memory of the device");
+  if (handle->workspaces.emplace(workspace, stream).first->second != stream) die("two streams share a workspace");
   if (op->epilogue != NONE) {
     if (!tessera_emu_on_device(op->bias, size.m * sizeof(float))) die("the bias does not lie in memory of the device");
     if (uintptr_t(op->bias) % 16) die("the bias is misaligned");
