@@ -89,7 +89,7 @@ __device__ __forceinline__ Columns<V> read(const float* from) {
   Columns<V> columns;
   if constexpr (V == 4) {
     const float4 four = *reinterpret_cast<const float4*>(from);
-    columns = {{four.x, four.y, four.z, four.w}};
+    columns.x[0] = four.x, columns.x[1] = four.y, columns.x[2] = four.z, columns.x[3] = four.w;
   } else {
     columns.x[0] = *from;
   }

@@ -4,7 +4,7 @@
 //
 // Bytes a bag: ids * (row + 8, or 16 where slots are looked up) + 16 for offsets read, dim * 4
 // written. At one id and dim 128 in float32 that is 536 read and 512 written: the rows alone are 96%.
-// Occupancy: blocks of 256 threads, under 64 registers, no shared memory: 4 blocks, 32 warps, a
+// Occupancy: blocks of 256 threads, 64 registers, no shared memory: 4 blocks, 32 warps, a
 // multiprocessor, each with up to 4 rows of 512 bytes on their way: 64 KiB in flight, twice what
 // latency times bandwidth asks for with bags of several ids. With one id a bag it is 16 KiB, and a bag
 // takes the latencies of its id and of its row one after the other; its offsets were read ahead.

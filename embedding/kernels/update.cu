@@ -9,8 +9,9 @@
 //
 // Bytes a row of L occurrences: L * (4 dim + 4, or 8 with scales) + 12 read for the gradient, weights and
 // states read and written once: at L = 1, dim 128 and row-wise AdaGrad in float32 that is 528 + 1032
-// = 1.6 KiB. Occupancy: blocks of 256 threads, under 80 registers: 3 blocks, 24 warps, a
-// multiprocessor, each with 4 terms of 512 bytes, then a row, on their way; memory is the limit. Rows
+// = 1.6 KiB. Occupancy: blocks of 256 threads, 64 registers, 80 in the largest rule (LAMB), none
+// spilled: 4 blocks, 32 warps, a multiprocessor, or 3, each with 4 terms of 512 bytes and a row on
+// their way; memory is the limit. The launch bound of 3 blocks is what keeps registers from spilling. Rows
 // wider than a team takes at once keep their gradient in shared memory, 4 dim bytes a team, and read
 // weights and states again, from the first-level cache, where a sum over columns or the check of the
 // whole row comes before the write.
@@ -161,11 +162,14 @@ struct Row {
   // States behind a row of `dim + 1` numbers do not begin at a multiple of 16 bytes.
   static constexpr int STATE_V = R::A == ONE_NUMBER || R::B == ONE_NUMBER ? 1 : V;
   __device__ static Columns<V> read_state(const float* from) {
-    if constexpr (STATE_V == V) return read<V>(from);
-    Columns<V> columns;
+    if constexpr (STATE_V == V) {
+      return read<V>(from);
+    } else {
+      Columns<V> columns;
 #pragma unroll
-    for (int k = 0; k < V; ++k) columns.x[k] = from[k];
-    return columns;
+      for (int k = 0; k < V; ++k) columns.x[k] = from[k];
+      return columns;
+    }
   }
   __device__ static void write_state(float* to, const Columns<V>& columns) {
     if constexpr (STATE_V == V) {
@@ -458,34 +462,34 @@ extern "C" __global__ void __launch_bounds__(512) long_sums(Work work, u32 table
 }
 
 // Each moves the rows of the tables of a launch, whose rule it names. stats[table] = moved, stayed.
-extern "C" __global__ void __launch_bounds__(256) update_sgd(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_sgd(Work work, const float* squares, u64* stats) {
   update_tables<Sgd>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_adagrad(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_adagrad(Work work, const float* squares, u64* stats) {
   update_tables<Adagrad>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_rowwise_adagrad(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_rowwise_adagrad(Work work, const float* squares, u64* stats) {
   update_tables<RowwiseAdagrad>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_adam(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_adam(Work work, const float* squares, u64* stats) {
   update_tables<AdamKind<false, false>>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_partial_rowwise_adam(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_partial_rowwise_adam(Work work, const float* squares, u64* stats) {
   update_tables<AdamKind<true, false>>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_lamb(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_lamb(Work work, const float* squares, u64* stats) {
   update_tables<AdamKind<false, true>>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_partial_rowwise_lamb(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_partial_rowwise_lamb(Work work, const float* squares, u64* stats) {
   update_tables<AdamKind<true, true>>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_lars_sgd(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_lars_sgd(Work work, const float* squares, u64* stats) {
   update_tables<LarsSgd>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_ftrl(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_ftrl(Work work, const float* squares, u64* stats) {
   update_tables<Ftrl>(work, squares, stats);
 }
-extern "C" __global__ void __launch_bounds__(256) update_stay(Work work, const float* squares, u64* stats) {
+extern "C" __global__ void __launch_bounds__(256, 3) update_stay(Work work, const float* squares, u64* stats) {
   update_tables<Stay>(work, squares, stats);
 }
 
