@@ -244,7 +244,9 @@ impl Batches {
                 stream.next_event().map(|event| event.map_or(Waited::End, Waited::Event))
             }
             Reading::Prefetch(prefetch) => {
-                prefetch.next_event_unless(|| self.signals.received().is_some())
+                let signals = &self.signals;
+                prefetch
+                    .next_event_unless(|| signals.received().is_some() || signals.is_abandoned())
             }
             Reading::Nothing if self.epoch < self.epochs => {
                 let (epoch, after) = (self.epoch, Position { epoch: self.epoch + 1, sample: 0 });

@@ -19,6 +19,9 @@ const DEPTH_MAX: usize = 1024;
 /// Time between two looks at the stop condition of a waiting consumer.
 const STOP_POLL: Duration = Duration::from_millis(50);
 
+/// How long a thread that is no longer needed may take to end what it is reading.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// What came of waiting for an event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Waited {
@@ -33,7 +36,9 @@ pub enum Waited {
 /// A [`BatchStream`] that runs ahead by at most a given number of events.
 ///
 /// The events are those of the stream, in its order. Dropping it stops the thread, which ends
-/// after the batch (or piece of a shuffle window) that it is reading, and waits for it.
+/// after the batch (or piece of a shuffle window) that it is reading, and waits for it, but not for
+/// long: a file system that hangs, or a pipe into which nobody writes, must not keep a run that has
+/// failed elsewhere from ending.
 pub struct Prefetch {
     /// `None` once the owner lets go.
     events: Option<Receiver<Result<Event>>>,
@@ -108,7 +113,8 @@ impl Prefetch {
         let result = match received {
             Ok(event) => event.map(Waited::Event),
             Err(RecvTimeoutError::Timeout) => Ok(Waited::Stopped),
-            Err(RecvTimeoutError::Disconnected) => self.end().map(|()| Waited::End),
+            // The thread has let go of the queue: it is at its end.
+            Err(RecvTimeoutError::Disconnected) => self.join().map(|()| Waited::End),
         };
         if let Err(error) = &result {
             self.failed = Some(error.to_string());
@@ -122,11 +128,16 @@ impl Prefetch {
         self.events.as_ref().map_or(0, Receiver::len)
     }
 
-    /// Stops the thread and waits for it.
-    fn end(&mut self) -> Result<()> {
+    /// Lets the thread go.
+    fn stop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
         self.events = None;
         self.metrics.queued.set(0);
+    }
+
+    /// Waits for the thread to end.
+    fn join(&mut self) -> Result<()> {
+        self.stop();
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => Err(DataError::Panicked { message: panic_message(&*panic) }),
             Some(Ok(())) | None => Ok(()),
@@ -136,8 +147,14 @@ impl Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        // A panic of the thread has been reported by the thread itself; there is nobody to tell.
-        let _ = self.end();
+        self.stop();
+        let began = Instant::now();
+        let is_busy = |thread: &JoinHandle<()>| !thread.is_finished();
+        while self.thread.as_ref().is_some_and(is_busy) && began.elapsed() < GRACE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // One that is still reading owns what it works with, and ends at the event that it has
+        // nobody to give to. A panic was reported by the thread itself.
     }
 }
 
@@ -211,6 +228,24 @@ mod tests {
         // The thread is gone, and with it the sender.
         assert!(made.recv_timeout(Duration::from_secs(10)).is_err());
         assert!(matches!(made.try_recv(), Err(crossbeam::channel::TryRecvError::Disconnected)));
+    }
+
+    /// Once, dropping it waited for as long as the file system pleased.
+    #[test]
+    fn a_reader_that_hangs_is_left_behind() {
+        let (go, gate) = crossbeam::channel::unbounded::<()>();
+        let (sender, made) = crossbeam::channel::unbounded();
+        let prefetch = start(move || {
+            let awoken = gate.recv().is_ok();
+            sender.send(awoken).unwrap();
+            Ok(Some(end(0)))
+        });
+        drop(prefetch);
+        // It was still reading, and ends when it has read.
+        assert!(made.try_recv().is_err());
+        go.send(()).unwrap();
+        assert!(made.recv().unwrap());
+        assert!(made.recv().is_err());
     }
 
     #[test]

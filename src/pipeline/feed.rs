@@ -131,7 +131,8 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
                 Turn::End => Next::End,
                 Turn::EpochEnd => Next::EpochEnd,
                 // The signal is found where the loop begins.
-                Turn::Stopped => continue,
+                Turn::Stopped if !self.signals.is_abandoned() => continue,
+                Turn::Stopped => Next::End,
                 Turn::Step(mut share) => {
                     let step = self.step + 1;
                     let parts = self.config.pipeline.micro_batches.get();
@@ -160,6 +161,11 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
             Next::EpochEnd => true,
             Next::End | Next::Signal(_) => false,
         }
+    }
+
+    /// What ends waits for data.
+    pub(super) fn signals(&self) -> &Signals {
+        self.signals
     }
 
     /// Makes the other ranks' operations end, for this reason.
