@@ -21,18 +21,28 @@ use crate::{EmbeddingCollection, EmbeddingError, Lookup, LookupOps, Result, Sche
 /// Threads that fetch: they wait for reads, so there are more than cores.
 const FETCH_THREADS: usize = 8;
 
-/// Threads that fetch rows of tables, shared by the tables of a rank.
-pub(crate) struct FetchPool(rayon::ThreadPool);
+/// Threads that install: copies and index changes, and now and then a wait for a write.
+const INSTALL_THREADS: usize = 4;
+
+/// Threads that move rows of tables between tiers, shared by the tables of a rank.
+pub(crate) struct FetchPool {
+    fetch: rayon::ThreadPool,
+    /// Its own, since those that fetch the next batch's rows are all waiting for reads.
+    install: rayon::ThreadPool,
+}
 
 impl FetchPool {
     /// Starts the threads.
     ///
     /// Errors: [`EmbeddingError::Threads`] when the system starts no thread.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(FETCH_THREADS);
-        let pool = builder.thread_name(|index| format!("fetch-{index}")).build();
-        pool.map(|pool| Arc::new(Self(pool)))
-            .map_err(|error| EmbeddingError::Threads { reason: error.to_string() })
+        let start = |name: &'static str, threads| {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            let pool = builder.thread_name(move |index| format!("{name}-{index}")).build();
+            pool.map_err(|error| EmbeddingError::Threads { reason: error.to_string() })
+        };
+        let install = start("install", INSTALL_THREADS)?;
+        Ok(Arc::new(Self { fetch: start("fetch", FETCH_THREADS)?, install }))
     }
 
     /// Fetches each table's rows; the first table's error, in order, if there is one.
@@ -50,7 +60,8 @@ impl FetchPool {
             // A single table keeps its thread.
             0..=1 => fetchers.iter().zip(rows).map(one).collect(),
             _ => {
-                self.0.install(|| fetchers.par_iter().zip(rows).with_max_len(1).map(one).collect())
+                let each = || fetchers.par_iter().zip(rows).with_max_len(1).map(one).collect();
+                self.fetch.install(each)
             }
         };
         let named = fetched.into_iter().zip(schema.tables());
@@ -64,8 +75,23 @@ impl FetchPool {
         work: impl Fn(T) -> Result<bool> + Send + Sync,
     ) -> Result<bool> {
         let done: Vec<Result<bool>> =
-            self.0.install(|| items.into_par_iter().with_max_len(1).map(work).collect());
+            self.fetch.install(|| items.into_par_iter().with_max_len(1).map(work).collect());
         done.into_iter().try_fold(true, |all, one| Ok(all & one?))
+    }
+
+    /// Puts each table's fetched rows into slots, side by side: what `work` does for each of
+    /// `tables`; the first error, in order, if there is one.
+    pub(crate) fn install<T: Send, R: Send>(
+        &self,
+        tables: Vec<T>,
+        work: impl Fn(T) -> Result<R> + Send + Sync,
+    ) -> Result<Vec<R>> {
+        if tables.len() <= 1 {
+            return tables.into_iter().map(work).collect();
+        }
+        let done: Vec<Result<R>> =
+            self.install.install(|| tables.into_par_iter().with_max_len(1).map(work).collect());
+        done.into_iter().collect()
     }
 }
 

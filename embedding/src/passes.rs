@@ -57,14 +57,15 @@ impl<D: LookupOps> EmbeddingCollection<D> {
         stream: &D::Stream,
         fetched: Vec<Option<Fetched>>,
     ) -> Result<Vec<Option<Lease>>> {
+        let Some(pool) = self.fetchers.pool() else {
+            return Ok(fetched.iter().map(|_| None).collect());
+        };
         let tables = self.stores.iter_mut().zip(self.resolver.schema.tables()).zip(fetched);
         let device = &self.resolver.device;
-        tables
-            .map(|((store, spec), fetched)| {
-                let installed = fetched.map(|fetched| store.install(device, stream, fetched));
-                installed.transpose().map_err(of_table(spec))
-            })
-            .collect()
+        pool.install(tables.collect(), |((store, spec), fetched)| {
+            let installed = fetched.map(|fetched| store.install(device, stream, fetched));
+            installed.transpose().map_err(of_table(spec))
+        })
     }
 
     /// Pools every bag of a lookup: feature `f` of bag `b` at

@@ -307,6 +307,7 @@ pub(crate) const RECORD_EXTRA_BYTES: u64 = 32;
 /// Segments of a full log.
 const SEGMENTS: u64 = 64;
 
-/// Bounds of a segment's size, in bytes.
-const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// Bounds of a segment's size, in bytes. Each segment costs five syncs, for which reads of other
+/// tables wait too.
+const SEGMENT_BYTES_MIN: u64 = 8 << 20;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
