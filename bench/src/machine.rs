@@ -118,6 +118,21 @@ impl Scrubber {
     }
 }
 
+/// What the system says of this process since it began.
+fn usage() -> Option<libc::rusage> {
+    // SAFETY: rusage is plain numbers, for which all zeros is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid rusage for the call to fill.
+    (unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } == 0).then_some(usage)
+}
+
+/// Seconds that cores have worked for this process since it began, all threads together.
+#[must_use]
+pub fn core_seconds() -> f64 {
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    usage().map_or(0.0, |usage| seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
 /// What the system did to the process during a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Disturbance {
@@ -131,13 +146,10 @@ impl Disturbance {
     /// Totals since the process began.
     #[must_use]
     pub fn so_far() -> Self {
-        // SAFETY: rusage is plain numbers, for which all zeros is a value.
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: `usage` is a valid rusage for the call to fill.
-        if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
-            return Self::default();
-        }
-        Self { preemptions: usage.ru_nivcsw, page_faults: usage.ru_minflt + usage.ru_majflt }
+        usage().map_or_else(Self::default, |usage| Self {
+            preemptions: usage.ru_nivcsw,
+            page_faults: usage.ru_minflt + usage.ru_majflt,
+        })
     }
 
     /// What was added since `before`.

@@ -3,8 +3,8 @@
 //! afterwards (those of rented machines are) is so for all.
 //!
 //! ```text
-//! serial     draw (not counted); route, fetch, train             fetch: what waits
-//! prefetch   one thread draws and routes, one fetches, one trains
+//! serial     route, fetch, train                            fetch: what waits
+//! prefetch   one thread routes, one fetches, one trains
 //! ```
 //! In a round of mode prefetch neither the first steps count, whose rows nobody fetched while others
 //! trained, nor the last ones, during which nothing is fetched any more.
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use tessera::clock::Clock;
+use tessera::clock::{Clock, Stages};
 use tessera::metrics::Metrics;
 use tessera::model::{Found, Router, RowFetchers};
 use tessera::ranks::Ranks;
@@ -22,6 +22,7 @@ use tessera_data::Batch;
 use tessera_device::Cpu;
 
 use super::disk::Pages;
+use crate::machine::core_seconds;
 use crate::requests::Drawer;
 use crate::step::Training;
 use crate::{BenchError, Result};
@@ -34,6 +35,9 @@ const AHEAD: usize = 1;
 
 /// Steps at either end of a round of mode prefetch that do not count.
 const EDGE: usize = 2 * AHEAD;
+
+/// Steps of the warm-up whose batches are drawn at once: they take memory.
+const WARMUP_PART: usize = 50;
 
 /// How a disk's own rate is measured.
 #[derive(Clone, Copy)]
@@ -64,10 +68,14 @@ pub struct Steps {
     pub seconds: Vec<f64>,
     /// All steps.
     pub count: usize,
-    /// What stores did in all of them: the counts of [`sum`].
+    /// What stores did in all of them, all tables together.
     pub stats: StoreStats,
-    /// Time that steps of mode serial waited for rows to be fetched.
-    pub fetch_s: f64,
+    /// Time that cores worked while mode serial fetched rows, in seconds.
+    pub fetch_core_s: f64,
+    /// Milliseconds of each stage in all steps; `wait` is for a batch whose rows are fetched.
+    pub stages: Stages,
+    /// Time that cores worked in all steps.
+    pub core_s: f64,
 }
 
 impl Steps {
@@ -77,8 +85,14 @@ impl Steps {
         self.seconds.len() as f64 / self.seconds.iter().sum::<f64>()
     }
 
+    /// Adds a step's stages.
+    fn add(&mut self, stages: Stages) {
+        stages.into_iter().for_each(|(stage, ms)| *self.stages.entry(stage).or_default() += ms);
+    }
+
     /// Counts what stores did between two looks at them.
-    fn count(&mut self, steps: usize, before: &StoreStats, after: &StoreStats) {
+    fn count(&mut self, steps: usize, (before, core_s): &Look, (after, core_s_now): &Look) {
+        self.core_s += core_s_now - core_s;
         let stats = &mut self.stats;
         self.count += steps;
         stats.device.hits += after.device.hits - before.device.hits;
@@ -105,13 +119,15 @@ pub struct Run {
     pub peak_bytes: Option<u64>,
 }
 
-/// The sum over tables.
-fn sum(training: &Training) -> Result<StoreStats> {
+/// What the stores of all tables did, and cores worked, until a moment.
+type Look = (StoreStats, f64);
+
+fn look(training: &Training) -> Result<Look> {
     let mut sum = Steps::default();
     for stats in training.store_stats()? {
-        sum.count(0, &StoreStats::default(), &stats);
+        sum.count(0, &Look::default(), &(stats, 0.0));
     }
-    Ok(sum.stats)
+    Ok((sum.stats, core_seconds()))
 }
 
 /// `RssAnon` and `VmLck` of this process together, in bytes.
@@ -128,6 +144,8 @@ fn memory_bytes() -> Option<u64> {
 struct Ahead {
     batch: Batch,
     found: Found<Cpu>,
+    /// Milliseconds of the stages that it has behind it.
+    stages: Stages,
 }
 
 /// A model and what brings it its batches.
@@ -154,7 +172,9 @@ impl Run {
         let mut run = Self { peak_bytes: memory_bytes(), ..Self::default() };
         let (router, fetchers, metrics) = training.router()?;
         let mut lane = Lane { training, router, fetchers, metrics, drawer, step: 0 };
-        run.ahead(&mut lane, warmup)?;
+        for part in 0..warmup.div_ceil(WARMUP_PART) {
+            run.ahead(&mut lane, WARMUP_PART.min(warmup - part * WARMUP_PART))?;
+        }
         run.prefetch = Steps::default();
         let rounds = ROUNDS.min(iterations);
         for round in 0..rounds {
@@ -170,37 +190,35 @@ impl Run {
 
     /// Steps of mode serial.
     fn in_turn(&mut self, lane: &mut Lane<'_, '_>, steps: usize) -> Result<()> {
-        let before = sum(lane.training)?;
-        for _ in 0..steps {
-            let batch = lane.drawer.draw()?;
+        let batches = lane.draw(steps)?;
+        let before = look(lane.training)?;
+        for batch in batches {
             let start = Instant::now();
-            let mut ahead = lane.route(batch)?;
-            let routed = Instant::now();
+            let mut ahead = route(&mut lane.router, &lane.metrics, &mut lane.step, batch)?;
+            let core_s = core_seconds();
             if let Some(fetchers) = &lane.fetchers {
                 fetch(fetchers, &mut ahead)?;
             }
-            self.serial.fetch_s += routed.elapsed().as_secs_f64();
-            self.train(lane.training, ahead)?;
+            self.serial.fetch_core_s += core_seconds() - core_s;
+            let stages = self.train(lane.training, ahead, Clock::start())?;
+            self.serial.add(stages);
             self.serial.seconds.push(start.elapsed().as_secs_f64());
         }
-        self.serial.count(steps, &before, &sum(lane.training)?);
+        self.serial.count(steps, &before, &look(lane.training)?);
         Ok(())
     }
 
     /// Steps of mode prefetch.
     fn ahead(&mut self, lane: &mut Lane<'_, '_>, steps: usize) -> Result<()> {
-        let before = sum(lane.training)?;
-        let Lane { training, router, fetchers, metrics, drawer, step } = lane;
+        let batches = lane.draw(steps)?;
+        let before = look(lane.training)?;
+        let Lane { training, router, fetchers, metrics, step, .. } = lane;
         std::thread::scope(|scope| {
             let (to_fetch, routed) = sync_channel::<Result<Ahead>>(AHEAD);
             let (to_step, fetched) = sync_channel::<Result<Ahead>>(AHEAD);
             scope.spawn(move || {
-                for _ in 0..steps {
-                    let ahead = drawer.draw().and_then(|mut batch| {
-                        *step += 1;
-                        let found = router.route(&Ranks::alone(), *step, &mut batch, metrics)?;
-                        Ok(Ahead { batch, found })
-                    });
+                for batch in batches {
+                    let ahead = route(router, metrics, step, batch);
                     let failed = ahead.is_err();
                     if to_fetch.send(ahead).is_err() || failed {
                         return;
@@ -220,8 +238,13 @@ impl Run {
                 }
             });
             let mut last = Instant::now();
-            for (number, ahead) in fetched.into_iter().enumerate() {
-                self.train(training, ahead?)?;
+            for number in 0..steps {
+                let mut clock = Clock::start();
+                // A thread that is gone has said why, or panicked.
+                let Ok(ahead) = fetched.recv() else { break };
+                clock.lap("wait");
+                let stages = self.train(training, ahead?, clock)?;
+                self.prefetch.add(stages);
                 let now = Instant::now();
                 if (EDGE..steps.saturating_sub(EDGE)).contains(&number) {
                     self.prefetch.seconds.push((now - last).as_secs_f64());
@@ -230,28 +253,46 @@ impl Run {
             }
             Ok::<(), BenchError>(())
         })?;
-        self.prefetch.count(steps, &before, &sum(lane.training)?);
+        self.prefetch.count(steps, &before, &look(lane.training)?);
         Ok(())
     }
 
-    fn train(&mut self, training: &mut Training, ahead: Ahead) -> Result<()> {
-        let loss = training.train(&ahead.batch, ahead.found, &mut Clock::start())?;
+    /// Trains a step, and gives the times of all its stages.
+    fn train(&mut self, training: &mut Training, ahead: Ahead, clock: Clock) -> Result<Stages> {
+        let mut clock = clock;
+        clock.absorb(ahead.stages);
+        let loss = training.train(&ahead.batch, ahead.found, &mut clock)?;
         self.losses.push(loss.mean);
         self.peak_bytes = self.peak_bytes.max(memory_bytes());
-        Ok(())
+        Ok(clock.finish().1)
     }
 }
 
 impl Lane<'_, '_> {
-    fn route(&mut self, mut batch: Batch) -> Result<Ahead> {
-        self.step += 1;
-        let found = self.router.route(&Ranks::alone(), self.step, &mut batch, &self.metrics)?;
-        Ok(Ahead { batch, found })
+    /// What the next steps train on, drawn before they are timed: only one mode could hide it.
+    fn draw(&mut self, steps: usize) -> Result<Vec<Batch>> {
+        (0..steps).map(|_| self.drawer.draw()).collect()
     }
 }
 
+fn route(
+    router: &mut Router<Cpu>,
+    metrics: &Metrics,
+    step: &mut u64,
+    mut batch: Batch,
+) -> Result<Ahead> {
+    let mut clock = Clock::start();
+    *step += 1;
+    let found = router.route(&Ranks::alone(), *step, &mut batch, metrics)?;
+    clock.lap("route");
+    Ok(Ahead { batch, found, stages: clock.finish().1 })
+}
+
 fn fetch(fetchers: &RowFetchers, ahead: &mut Ahead) -> Result<()> {
+    let mut clock = Clock::start();
     if fetchers.fetch(&mut ahead.found)? {
+        clock.lap("fetch");
+        ahead.stages.extend(clock.finish().1);
         return Ok(());
     }
     let what = "the device tier has no room for the rows of several batches: raise \

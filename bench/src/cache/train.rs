@@ -16,6 +16,7 @@
 //! both models must be the same, to the bit. The rate to reach is the resident one, or that at which
 //! the disk's random reads bring the rows that steps miss, whichever is lower.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -70,6 +71,10 @@ pub struct TrainPoint {
     pub ssd_write: Option<f64>,
     /// Of mode serial: share of steps' time that they waited for rows to be fetched.
     pub fetch_share: Option<f64>,
+    /// Cores that worked at a time.
+    pub cores: Option<f64>,
+    /// Of mode serial: that share without the time that cores worked for fetching.
+    pub fetch_wait: Option<f64>,
     /// Memory of the process that is no file's, and locked memory, at its most, in bytes; `None`
     /// where the system does not tell.
     pub peak_bytes: Option<u64>,
@@ -77,6 +82,9 @@ pub struct TrainPoint {
     pub peak_bytes_bound: Option<u64>,
     /// Time of a step.
     pub latency_ms: LatencyMs,
+    /// Mean time of each stage of a step in milliseconds. Of mode prefetch, routing and fetching go
+    /// on beside the others, and steps `wait` for batches that are not fetched yet.
+    pub stages_ms: BTreeMap<String, f64>,
     /// Time of every step in milliseconds.
     pub service_ms: Vec<f64>,
 }
@@ -96,9 +104,16 @@ fn point(case: &str, run: &Run, steps: &Steps, limit_steps_per_s: f64) -> TrainP
         ssd_wait: None,
         ssd_write: None,
         fetch_share: None,
+        cores: None,
+        fetch_wait: None,
         peak_bytes: run.peak_bytes,
         peak_bytes_bound: None,
         latency_ms: LatencyMs::of(&steps.seconds),
+        stages_ms: steps
+            .stages
+            .iter()
+            .map(|(stage, ms)| (stage.clone(), ms / steps.count as f64))
+            .collect(),
         service_ms: steps.seconds.iter().map(|s| s * 1e3).collect(),
     }
 }
@@ -235,9 +250,12 @@ fn points(run: &Run, resident: Option<&Run>, budget_bytes: u64) -> Result<Vec<Tr
     if limit.is_infinite() {
         limit = run.prefetch.per_s();
     }
-    let share = run.serial.fetch_s / run.serial.seconds.iter().sum::<f64>();
-    // Of two things that take shares of the time, the longer one is what overlapping leaves.
-    let bound = run.serial.per_s() / share.max(1.0 - share);
+    let serial_s = run.serial.seconds.iter().sum::<f64>();
+    let share = run.serial.stages.get("fetch").copied().unwrap_or(0.0) / 1e3 / serial_s;
+    // Of two things that take shares of the time, the longer one is what overlapping leaves. Cores
+    // that work for a fetch do not wait: they are missing elsewhere.
+    let waiting = (share - run.serial.fetch_core_s / serial_s).max(0.0);
+    let bound = run.serial.per_s() / waiting.max(1.0 - waiting);
     let in_tiers = |case: &str, steps: &Steps, limit: f64| {
         let stats = &steps.stats;
         let count = steps.count as f64;
@@ -250,6 +268,7 @@ fn points(run: &Run, resident: Option<&Run>, budget_bytes: u64) -> Result<Vec<Tr
             reads_per_s,
             ssd_wait: Some(stats.cold_wait_s / total),
             ssd_write: Some(stats.cold_write_s / total),
+            cores: Some(steps.core_s / total),
             peak_bytes_bound: Some(budget_bytes + budget_bytes * 15 / 100 + 500_000_000),
             ..point(case, run, steps, limit)
         }
@@ -258,6 +277,7 @@ fn points(run: &Run, resident: Option<&Run>, budget_bytes: u64) -> Result<Vec<Tr
         in_tiers("tiers", &run.prefetch, limit),
         TrainPoint {
             fetch_share: Some(share),
+            fetch_wait: Some(waiting),
             ..in_tiers("in serial", &run.serial, run.serial.per_s())
         },
         TrainPoint { peak_bytes: None, ..point("overlap", run, &run.prefetch, bound) },
@@ -320,14 +340,21 @@ impl Figures for TrainPoint {
                 100.0 * shares.ssd,
                 100.0 * shares.first
             )?;
+            let stages: Vec<String> =
+                point.stages_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
+            writeln!(f, "stages, ms: {}", stages.join(", "))?;
+            if let Some(cores) = point.cores {
+                writeln!(f, "{cores:.2} cores worked at a time")?;
+            }
             let percent = |share: Option<f64>| 100.0 * share.unwrap_or(0.0);
-            if let Some(share) = point.fetch_share {
+            if let (Some(share), Some(wait)) = (point.fetch_share, point.fetch_wait) {
                 writeln!(
                     f,
-                    "in serial, steps wait for rows {:.1}% of the time: overlapped, steps could be 1 / {:.2} \
-                     as long",
+                    "in serial, rows are fetched for {:.1}% of the time, {:.1}% without any core's work: that \
+                     overlapped, steps could be 1 / {:.2} as long",
                     100.0 * share,
-                    1.0 / share.max(1.0 - share)
+                    100.0 * wait,
+                    1.0 / wait.max(1.0 - wait)
                 )?;
                 continue;
             }
