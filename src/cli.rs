@@ -34,7 +34,8 @@ pub enum Command {
     /// Make, convert and look at data
     #[command(subcommand)]
     Data(Data),
-    /// Show what this machine offers: processor, memory, huge pages, GPU, NCCL, MPI
+    /// Show what this machine offers: processor, memory, io_uring, MPI, NVIDIA's driver, GPUs and
+    /// libraries; and what to install for what is missing
     Doctor(Doctor),
 }
 

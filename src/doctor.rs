@@ -1,9 +1,10 @@
 //! `tessera doctor`: what this machine offers, and why something is not used.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
+use tessera_device::cuda::{Driver, Found, Probe};
 use tessera_device::{Cpu, Device, Simd};
 
 use crate::Result;
@@ -30,7 +31,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for finding in &self.findings {
             let mark = if finding.usable { "yes" } else { "no" };
-            writeln!(f, "{:<12} {mark:<4} {}", finding.subject, finding.detail)?;
+            writeln!(f, "{:<14} {mark:<4} {}", finding.subject, finding.detail)?;
         }
         Ok(())
     }
@@ -44,22 +45,97 @@ pub fn examine() -> Result<Report> {
     let simd = Simd::available();
     let found = |subject, usable, detail| Finding { subject, usable, detail };
     let (huge, huge_detail) = huge_pages();
-    let (gpu, gpu_detail) = gpu();
-    let (nccl, nccl_detail) =
-        library("libnccl.so", "no libnccl found: GPUs would exchange nothing");
-    let (mpi, mpi_detail) = library("libmpi.so", "no libmpi found: ranks on several hosts need it");
-    Ok(Report {
-        findings: vec![
-            found("cpu", true, format!("{}, {} threads", info.name, info.parallelism)),
-            found("simd", simd.len() > 1, format!("{simd:?}; kernels use the last")),
-            found("memory", true, memory()),
-            found("huge pages", huge, huge_detail),
-            found("locked", true, locked_memory()),
-            found("gpu", gpu, gpu_detail),
-            found("nccl", nccl, nccl_detail),
-            found("mpi", mpi, mpi_detail),
-        ],
-    })
+    let (mpi, mpi_detail) = mpi();
+    let (ring, ring_detail) = io_uring();
+    let mut findings = vec![
+        found("cpu", true, format!("{}, {} threads", info.name, info.parallelism)),
+        found("simd", simd.len() > 1, format!("{simd:?}; kernels use the last")),
+        found("memory", true, memory()),
+        found("huge pages", huge, huge_detail),
+        found("locked", true, locked_memory()),
+        found("io_uring", ring, ring_detail),
+        found("mpi", mpi, mpi_detail),
+    ];
+    findings.extend(nvidia(&Probe::new()));
+    Ok(Report { findings })
+}
+
+/// NVIDIA's driver, its GPUs, and the libraries that use them.
+fn nvidia(probe: &Probe) -> Vec<Finding> {
+    let driver = match &probe.driver {
+        Driver::Ready { found, gpus } => {
+            let many = if gpus.len() == 1 { "GPU" } else { "GPUs" };
+            Ok(format!("{}, {} {many}", located("CUDA", found), gpus.len()))
+        }
+        _ => Err(refusal(probe.driver.gpus())),
+    };
+    let of = |subject, state: std::result::Result<String, String>| {
+        let usable = state.is_ok();
+        Finding { subject, usable, detail: state.unwrap_or_else(|why| why) }
+    };
+    let library = |name, state: &std::result::Result<Found, String>| {
+        state.as_ref().map(|found| located(name, found)).map_err(Clone::clone)
+    };
+    let mut findings = vec![of("nvidia driver", driver)];
+    for (ordinal, gpu) in probe.driver.gpus().unwrap_or_default().iter().enumerate() {
+        findings.push(of(
+            "gpu",
+            Ok(format!(
+                "{ordinal}: {}, compute capability {}.{}, {:.1} GiB",
+                gpu.name,
+                gpu.capability / 10,
+                gpu.capability % 10,
+                gpu.memory_bytes as f64 / f64::from(1 << 30)
+            )),
+        ));
+    }
+    findings.push(of("nvrtc", library("NVRTC", &probe.nvrtc)));
+    findings.push(of("cublaslt", library("cuBLASLt", &probe.cublaslt)));
+    findings.push(of("nccl", library("NCCL", &probe.nccl)));
+    let usable = probe.usable().map(|()| "this version's trainer runs on the CPU all the same");
+    findings.push(of("gpu kernels", usable.map(str::to_owned).map_err(|error| error.to_string())));
+    findings
+}
+
+/// A library's name, version and file.
+fn located(name: &str, found: &Found) -> String {
+    match &found.path {
+        Some(path) => format!("{name} {} ({})", found.version, path.display()),
+        None => format!("{name} {}", found.version),
+    }
+}
+
+/// Why there is none of something.
+fn refusal<T>(result: std::result::Result<T, tessera_device::DeviceError>) -> String {
+    match result {
+        Ok(_) => String::new(),
+        Err(tessera_device::DeviceError::Unavailable { reason }) => reason,
+        Err(error) => error.to_string(),
+    }
+}
+
+fn io_uring() -> (bool, String) {
+    match tessera_cache::log::io_uring_allowed() {
+        Ok(()) => (true, "the SSD tier reads with it".into()),
+        Err(error) => (false, format!("the kernel refuses it ({error}); the SSD tier reads maps")),
+    }
+}
+
+fn mpi() -> (bool, String) {
+    match (find_library("libmpi.so"), cfg!(feature = "mpi")) {
+        (Some(path), true) => (true, format!("built in; {}", path.display())),
+        (None, true) => (true, "built in".into()),
+        (Some(path), false) => (
+            false,
+            format!("{} is there; build with --features mpi for ranks on hosts", path.display()),
+        ),
+        (None, false) => (
+            false,
+            "no libmpi found, and not built in; ranks on several hosts need an MPI library and \
+             a build with --features mpi"
+                .into(),
+        ),
+    }
 }
 
 fn memory() -> String {
@@ -96,34 +172,6 @@ fn locked_memory() -> String {
         (false, _) => "the limit on locked memory is not known".into(),
         (true, libc::RLIM_INFINITY) => "no limit on locked memory".into(),
         (true, bytes) => format!("at most {} KiB of memory can be locked", bytes / 1024),
-    }
-}
-
-fn gpu() -> (bool, String) {
-    let driver = find_library("libcuda.so");
-    let nodes = (0..16).filter(|n| Path::new(&format!("/dev/nvidia{n}")).exists()).count();
-    match (driver, nodes) {
-        (None, _) => (false, "no libcuda found: no NVIDIA driver is installed".into()),
-        (Some(path), 0) => {
-            (false, format!("{} is there, but no device node /dev/nvidia0", path.display()))
-        }
-        (Some(path), n) => (
-            false,
-            format!(
-                "{n} device nodes and {}, but this version trains on the CPU only",
-                path.display()
-            ),
-        ),
-    }
-}
-
-fn library(name: &str, absent: &str) -> (bool, String) {
-    match find_library(name) {
-        Some(path) => (
-            false,
-            format!("{} is there, but this version trains on one rank only", path.display()),
-        ),
-        None => (false, absent.into()),
     }
 }
 

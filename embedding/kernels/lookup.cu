@@ -87,7 +87,7 @@ __device__ __forceinline__ u32 nearest_fp16(float x) {
 using namespace embedding;
 
 // `blocks` blocks for each feature; bags first .. end. out is (bags, stride).
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     pooled_lookup(const Feature* features, const u64* words, u32 blocks, u64 first, u64 end, const u64* ids,
                   const float* weights, float* out, u64 stride) {
   const Feature feature = features[blockIdx.x / blocks];

@@ -495,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) update_stay(Work work, cons
 
 // Each run's summed gradient, of those with this mark where there are marks: row i of a table at
 // out[table.out + i * dim ..].
-extern "C" __global__ void __launch_bounds__(256) row_gradients(Work work, const u8* marks, u32 mark, float* out) {
+extern "C" __global__ void __launch_bounds__(256, 3) row_gradients(Work work, const u8* marks, u32 mark, float* out) {
   __shared__ Table table;
   const Part part = part_of(work, table, nullptr);
   if (table.vector) gradients_of_runs<4>(table, work, part, marks, mark, out);
@@ -503,7 +503,7 @@ extern "C" __global__ void __launch_bounds__(256) row_gradients(Work work, const
 }
 
 // Sums of squares over each 32 columns of what the rule sums: out is (runs, blocks of 32).
-extern "C" __global__ void __launch_bounds__(256) row_squares(Work work, float* out) {
+extern "C" __global__ void __launch_bounds__(256, 3) row_squares(Work work, float* out) {
   __shared__ Table table;
   const Part part = part_of(work, table, nullptr);
   if (table.vector) squares_of_runs<4>(table, work, part, out);
@@ -511,7 +511,7 @@ extern "C" __global__ void __launch_bounds__(256) row_squares(Work work, float* 
 }
 
 // The squared norm of each run's gradient, in float64.
-extern "C" __global__ void __launch_bounds__(256) row_norms(Work work, double* norms) {
+extern "C" __global__ void __launch_bounds__(256, 3) row_norms(Work work, double* norms) {
   __shared__ Table table;
   const Part part = part_of(work, table, nullptr);
   if (table.vector) norms_of_runs<4>(table, work, part, norms);

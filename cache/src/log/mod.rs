@@ -42,7 +42,7 @@ use std::thread::JoinHandle;
 
 pub use image::{Image, check_file};
 pub use options::{Compaction, Options};
-pub use read::Reader;
+pub use read::{Reader, io_uring_allowed};
 pub use snapshot::{SegmentFile, Snapshot};
 
 use crate::{CacheError, ColdRows, ColdStats, Planes, PlanesMut, Result, RowLayout};

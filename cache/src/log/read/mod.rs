@@ -49,6 +49,13 @@ pub enum Reader {
     Uring,
 }
 
+/// Whether the kernel lets this process use io_uring.
+///
+/// Errors: what the kernel says.
+pub fn io_uring_allowed() -> io::Result<()> {
+    io_uring::IoUring::new(1).map(drop)
+}
+
 /// What a segment's bytes are read from.
 #[derive(Debug)]
 pub(crate) enum Source {
