@@ -87,7 +87,7 @@ fn says(findings: &Findings, subject: &str, usable: bool, words: &[&str]) {
     let fits = |finding: &&(String, bool, String)| {
         finding.1 == usable && words.iter().all(|word| finding.2.contains(word))
     };
-    assert!(found.iter().any(|finding| fits(finding)), "{words:?} is not said: {found:?}");
+    assert!(found.iter().any(fits), "{words:?} is not said: {found:?}");
 }
 
 /// On a machine with a GPU, this test would find it.
