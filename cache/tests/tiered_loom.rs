@@ -6,25 +6,25 @@
 //! ```
 #![cfg(loom)]
 
-#[allow(dead_code, reason = "shared with tests that use the rest of it")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "shared with tests that use the rest")]
 #[path = "tiered_store/support.rs"]
 mod support;
 
 use support::{Sizes, World, cpu};
 use tessera_cache::{Fetched, Plane, Policy};
+use tessera_device::Cpu;
 
 const SIZES: Sizes = Sizes { rows: 4, device: 2, host: 1, cold: true, policy: Policy::Lru };
 
 /// Explores `run` on a store in which rows 2 and 3 were updated last, row 1 before them and row 0
 /// before that: with two device slots and one host slot, row 1 is in the host tier and row 0 in
 /// the cold tier.
-fn explore(sizes: Sizes, run: impl Fn(&mut World) + Send + Sync + 'static) {
-    let (cpu, stream) = cpu(1);
-    let stream = std::sync::Arc::new(stream);
+fn explore(sizes: Sizes, run: impl Fn(&mut World<Cpu>) + Send + Sync + 'static) {
+    let (cpu, _) = cpu(1);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
-        let mut world = World::on(cpu.clone(), std::sync::Arc::clone(&stream), sizes);
+        let mut world = World::new(&cpu, sizes);
         for row in 0..4 {
             let lease = world.prefetch(&[row]).unwrap();
             world.update(&lease, &[row]);
@@ -35,16 +35,16 @@ fn explore(sizes: Sizes, run: impl Fn(&mut World) + Send + Sync + 'static) {
 }
 
 /// Fetches rows on a thread of its own.
-fn fetch(world: &World, rows: &'static [u64]) -> loom::thread::JoinHandle<Option<Fetched>> {
+fn fetch(world: &World<Cpu>, rows: &'static [u64]) -> loom::thread::JoinHandle<Option<Fetched>> {
     let fetcher = world.store.fetcher();
     // With two slots, three different rows may be wanted at a time: then there is nothing.
     loom::thread::spawn(move || fetcher.fetch(rows).ok())
 }
 
 /// Installs what was fetched meanwhile and looks at it.
-fn install(world: &mut World, fetched: Option<Fetched>, rows: &[u64]) {
+fn install(world: &mut World<Cpu>, fetched: Option<Fetched>, rows: &[u64]) {
     let Some(fetched) = fetched else { return };
-    let lease = world.store.install(&world.cpu, &world.stream, fetched).unwrap();
+    let lease = world.store.install(&world.device, &world.stream, fetched).unwrap();
     world.check(&lease, rows);
     world.update(&lease, rows);
 }
