@@ -15,8 +15,6 @@ pub struct Signals {
     last: Arc<AtomicUsize>,
     /// Set by any signal, for readers that a signal must interrupt.
     stop: Arc<AtomicBool>,
-    /// Whether the run has failed: who waits for data need not wait any longer.
-    abandoned: Arc<AtomicBool>,
 }
 
 /// A signal that ends a run in order.
@@ -85,17 +83,6 @@ impl Signals {
     #[must_use]
     pub fn stop(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
-    }
-
-    /// Ends waits for data, which nobody will use: the run has failed.
-    pub fn abandon(&self) {
-        self.abandoned.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether the run has failed.
-    #[must_use]
-    pub fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::SeqCst)
     }
 
     /// The signal that arrived last, if any did.

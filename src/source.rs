@@ -244,9 +244,7 @@ impl Batches {
                 stream.next_event().map(|event| event.map_or(Waited::End, Waited::Event))
             }
             Reading::Prefetch(prefetch) => {
-                let signals = &self.signals;
-                prefetch
-                    .next_event_unless(|| signals.received().is_some() || signals.is_abandoned())
+                prefetch.next_event_unless(|| self.signals.received().is_some())
             }
             Reading::Nothing if self.epoch < self.epochs => {
                 let (epoch, after) = (self.epoch, Position { epoch: self.epoch + 1, sample: 0 });

@@ -131,8 +131,7 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
                 Turn::End => Next::End,
                 Turn::EpochEnd => Next::EpochEnd,
                 // The signal is found where the loop begins.
-                Turn::Stopped if !self.signals.is_abandoned() => continue,
-                Turn::Stopped => Next::End,
+                Turn::Stopped => continue,
                 Turn::Step(mut share) => {
                     let step = self.step + 1;
                     let parts = self.config.pipeline.micro_batches.get();
@@ -161,11 +160,6 @@ impl<'a, D: ModelDevice> Feeder<'a, D> {
             Next::EpochEnd => true,
             Next::End | Next::Signal(_) => false,
         }
-    }
-
-    /// What ends waits for data.
-    pub(super) fn signals(&self) -> &Signals {
-        self.signals
     }
 
     /// Makes the other ranks' operations end, for this reason.

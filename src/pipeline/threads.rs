@@ -10,7 +10,6 @@ use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
 use super::{Feeder, Next};
 use crate::clock::{Clock, Lane, Watch};
 use crate::model::{ModelDevice, RowFetchers};
-use crate::signals::Signals;
 use crate::{Error, Result};
 
 /// Most batches on their way where the configuration sets no depth: each has memory of its own.
@@ -100,7 +99,6 @@ pub fn run<D: ModelDevice, R>(
         let panicked = &panicked;
         let mut handles = Vec::new();
         let (fetchers, begun) = (feeder.fetchers(), feeder.step());
-        let signals = feeder.signals().clone();
         let (to_next, mut items) = bounded(room);
         handles.push(spawn(scope, "feed", move || {
             feed(feeder, watch, panicked, &to_next, &paid, &told);
@@ -114,7 +112,7 @@ pub fn run<D: ModelDevice, R>(
                 fetch(&fetchers, watch, panicked, &from, &to_step, &hear, begun);
             })?);
         }
-        let ends = Ends { handles, signals, give_up };
+        let ends = Ends { handles, give_up };
         let now = Instant::now();
         let threads = Threads {
             items,
@@ -145,14 +143,12 @@ pub fn run<D: ModelDevice, R>(
 /// The stages' threads. When the body panics, the other ranks are told before anybody waits.
 struct Ends<'scope, 'g> {
     handles: Vec<ScopedJoinHandle<'scope, ()>>,
-    signals: Signals,
     give_up: &'g dyn Fn(&str),
 }
 
 impl Ends<'_, '_> {
     /// Waits for stages that are ending, or makes them: another rank may be what they wait for.
     fn wait(&self, reason: &str) {
-        self.signals.abandon();
         let start = Instant::now();
         while !self.handles.iter().all(ScopedJoinHandle::is_finished) {
             if start.elapsed() > END_TIME {
@@ -167,7 +163,6 @@ impl Ends<'_, '_> {
 impl Drop for Ends<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.signals.abandon();
             (self.give_up)("it panicked");
         }
     }
