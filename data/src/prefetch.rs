@@ -240,7 +240,12 @@ mod tests {
             sender.send(awoken).unwrap();
             Ok(Some(end(0)))
         });
-        drop(prefetch);
+        let (dropped, told) = crossbeam::channel::unbounded();
+        std::thread::spawn(move || {
+            drop(prefetch);
+            dropped.send(()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("it waits for the reader");
         // It was still reading, and ends when it has read.
         assert!(made.try_recv().is_err());
         go.send(()).unwrap();

@@ -56,14 +56,9 @@ impl FetchPool {
             (Some(fetcher), Some(rows)) => fetcher.fetch(rows).map(Some),
             _ => Ok(None),
         };
-        let fetched: Vec<std::result::Result<Option<Fetched>, CacheError>> = match fetchers.len() {
-            // A single table keeps its thread.
-            0..=1 => fetchers.iter().zip(rows).map(one).collect(),
-            _ => {
-                let each = || fetchers.par_iter().zip(rows).with_max_len(1).map(one).collect();
-                self.fetch.install(each)
-            }
-        };
+        let tables = fetchers.iter().zip(rows).collect();
+        let fetched: Vec<std::result::Result<Option<Fetched>, CacheError>> =
+            side_by_side(&self.fetch, tables, one);
         let named = fetched.into_iter().zip(schema.tables());
         named.map(|(fetched, table)| fetched.map_err(of_table(table))).collect()
     }
@@ -74,8 +69,7 @@ impl FetchPool {
         items: Vec<T>,
         work: impl Fn(T) -> Result<bool> + Send + Sync,
     ) -> Result<bool> {
-        let done: Vec<Result<bool>> =
-            self.fetch.install(|| items.into_par_iter().with_max_len(1).map(work).collect());
+        let done: Vec<Result<bool>> = side_by_side(&self.fetch, items, work);
         done.into_iter().try_fold(true, |all, one| Ok(all & one?))
     }
 
@@ -86,13 +80,21 @@ impl FetchPool {
         tables: Vec<T>,
         work: impl Fn(T) -> Result<R> + Send + Sync,
     ) -> Result<Vec<R>> {
-        if tables.len() <= 1 {
-            return tables.into_iter().map(work).collect();
-        }
-        let done: Vec<Result<R>> =
-            self.install.install(|| tables.into_par_iter().with_max_len(1).map(work).collect());
-        done.into_iter().collect()
+        side_by_side(&self.install, tables, work).into_iter().collect()
     }
+}
+
+/// What `work` makes of each of `items`, each on a thread of its own, as far as there are some. A
+/// single one keeps its thread.
+fn side_by_side<T: Send, R: Send>(
+    pool: &rayon::ThreadPool,
+    items: Vec<T>,
+    work: impl Fn(T) -> R + Send + Sync,
+) -> Vec<R> {
+    if items.len() <= 1 {
+        return items.into_iter().map(work).collect();
+    }
+    pool.install(|| items.into_par_iter().with_max_len(1).map(work).collect())
 }
 
 impl fmt::Debug for FetchPool {

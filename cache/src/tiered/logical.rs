@@ -196,14 +196,13 @@ impl<D: RowOps> Tiered<D> {
         }
         let mut written = Ok(());
         let start = rows.start;
-        for part in chunks(rows.clone(), self.shared.chunk_rows(), 1) {
+        for part in chunks(rows, self.shared.chunk_rows(), 1) {
             let of_part = given.rows(layout, part.rows.start - start..part.rows.end - start);
             written = self.write_chunk(device, stream, part.rows.collect(), of_part);
             if written.is_err() {
                 break;
             }
         }
-        self.shared.lock().written(rows);
         written
     }
 
@@ -225,13 +224,11 @@ impl<D: RowOps> Tiered<D> {
             return Ok(());
         }
         let (each, mut start) = (self.shared.chunk_rows(), 0);
-        let written = rows.chunks(each).try_for_each(|rows| {
+        rows.chunks(each).try_for_each(|rows| {
             let of_part = given.rows(layout, start..start + rows.len() as u64);
             start += rows.len() as u64;
             self.write_chunk(device, stream, rows.to_vec(), of_part)
-        });
-        self.shared.lock().written(rows.iter().copied());
-        written
+        })
     }
 
     fn write_chunk(
@@ -241,8 +238,22 @@ impl<D: RowOps> Tiered<D> {
         rows: Vec<u64>,
         given: Given<'_>,
     ) -> Result<()> {
+        let chunk = Chunk::new(&self.shared, rows)?;
+        let written = self.write_where_they_are(device, stream, &chunk, given);
+        // After the last byte, whatever became of it: a fetch that read before copies again. No
+        // install comes between.
+        self.shared.lock().written(&chunk.rows);
+        written
+    }
+
+    fn write_where_they_are(
+        &mut self,
+        device: &D,
+        stream: &D::Stream,
+        chunk: &Chunk,
+        given: Given<'_>,
+    ) -> Result<()> {
         let shared = &*self.shared;
-        let chunk = Chunk::new(shared, rows)?;
         for (plane, bytes) in given.planes() {
             let row_bytes = shared.layout.row_bytes(plane);
             let mut scattered = Vec::with_capacity(chunk.slots.len() * row_bytes);
@@ -269,7 +280,7 @@ impl<D: RowOps> Tiered<D> {
             state.host.flag(slot, DIRTY, 0);
         }
         drop(state);
-        self.write_below(&chunk, given)
+        self.write_below(chunk, given)
     }
 
     /// Writes the rows of a chunk that are in no tier of memory: into the host tier as far as it

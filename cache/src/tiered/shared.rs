@@ -20,9 +20,9 @@
 //!    host slot may have been given to another row while we copied from it.
 //! 3. If it does not move up, it stays where it was, and its bytes stay what they were: kernels
 //!    write only the device tier, and evictions fill only slots that had no row of ours. The only
-//!    other writer of a row below the device tier is `write`, which ends by counting up
-//!    `generation` and noting which of the rows it wrote somebody wants there; our install copies
-//!    again if one of ours was noted after our fetch began.
+//!    other writer of a row below the device tier is `write`, each chunk of which ends by
+//!    counting up `generation` and noting which of its rows somebody wants there; our install
+//!    copies again if one of ours was noted after our fetch began.
 //!
 //! A row evicted just *before* the first line is where the index says: an eviction to the host
 //! tier takes the lock of the host's bytes before it lets go of the index, so that who finds the
@@ -261,14 +261,16 @@ impl State {
         self.poison.get_or_insert_with(|| Poison { operation, cause: cause.to_owned() });
     }
 
-    /// Ends a write of `rows`: after the last byte, and before any install.
-    pub(super) fn written(&mut self, rows: impl Iterator<Item = u64>) {
+    /// Ends a write of `rows`, a chunk: after the last byte, and before any install.
+    pub(super) fn written(&mut self, rows: &[u64]) {
         self.generation += 1;
         if self.held == 0 {
             return;
         }
-        for row in rows.filter(|&row| self.is_wanted_below(row)).collect::<Vec<_>>() {
-            self.rewritten.insert(row, self.generation);
+        for &row in rows {
+            if self.is_wanted_below(row) {
+                self.rewritten.insert(row, self.generation);
+            }
         }
     }
 
